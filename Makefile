@@ -1,0 +1,51 @@
+# Two commands do everything on a machine with Python 3.11+ and make: `make run` and `make test`.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Twice quiet: errors are still printed; warnings about the user's own pip settings are not.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help run test format clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.run-installed  ## install into .venv and solve a small constrained bilevel problem
+	@$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.test-installed  ## install into .venv, then lint, check types and run every test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy aipod
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+format: $(VENV)/.test-installed  ## sort imports, apply safe lint fixes and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find aipod tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps live inside .venv, so that deleting .venv by hand also forgets the installs.
+$(VENV)/.run-installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing aipod[experiments] into $(VENV); the first time takes a minute or two."
+	@$(PIP) install -c constraints.txt -e '.[experiments]'
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing aipod[dev,experiments,tensorboard] into $(VENV); the first time takes a minute or two."
+	@$(PIP) install -c constraints.txt -e '.[dev,experiments,tensorboard]'
+	@touch $@
+
+# A stamp rather than .venv/bin/python: an interrupted creation leaves the latter without pip.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "aipod needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there); try: make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,40 @@
+"""Arithmetic on pytrees that Optax does not have: with the data type of the first operand kept."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+
+def is_concrete(tree: PyTree) -> bool:
+    """Whether every leaf has a value that Python may look at (no JAX tracer among them)."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def all_finite(tree: PyTree) -> bool:
+    """Whether no inexact leaf holds NaN or infinity; tracers and other leaves pass."""
+    return all(
+        bool(np.all(np.isfinite(np.asarray(leaf))))
+        for leaf in jax.tree.leaves(tree)
+        if is_concrete(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    )
+
+
+def same_structure(tree: PyTree, other: PyTree) -> bool:
+    """Whether two trees are containers of the same kind; their leaves may differ."""
+    first: Any = jax.tree.structure(tree)
+    return bool(first == jax.tree.structure(other))
+
+
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """The tree in the data types of another: what a loop carries must not change its type."""
+    return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.result_type(old)), tree, like)
+
+
+def axpy(tree: PyTree, scale: Array | float, direction: PyTree) -> PyTree:
+    """tree + scale * direction, in the data types of tree."""
+    return jax.tree.map(
+        lambda leaf, step: (leaf + scale * step).astype(leaf.dtype), tree, direction
+    )

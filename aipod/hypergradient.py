@@ -1,0 +1,227 @@
+"""The gradient of F(x) = f(x, y*(x)), and exact reference values to hold algorithms against.
+
+With z from the adjoint (see `aipod.adjoint`) and L = d anchor / dx = -A^+ grad h (`eq.y_grad`),
+
+    grad F(x) = grad_x f  -  grad_xy g z  +  L' (grad_y f - grad_yy g z)
+
+is one reverse-mode derivative: no Hessian, no Jacobian and no basis is formed.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod._tree import is_concrete
+from aipod.adjoint import AbstractAdjoint, ConjugateGradient, solve_projected
+from aipod.problem import Bilevel
+from aipod.sampling import draw
+from aipod.stepsize import Rates, curvature_init, curvature_iterations, curvature_update
+
+
+def implicit_term(
+    problem: Bilevel, x: PyTree, y: PyTree, z: PyTree, upper_batch: Any, lower_batch: Any
+) -> PyTree:
+    """w = -grad_xy g z + L' (grad_y f - grad_yy g z), the part of grad F that comes through y.
+
+    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does.
+    """
+
+    def phi(moving: PyTree) -> Array:
+        followed = problem.lower_set.follow(y, moving)
+        _, along_z = jax.jvp(lambda t: problem.lower(moving, t, lower_batch), (followed,), (z,))
+        if not problem.lower_set.coupled:
+            return -along_z
+        return problem.upper(x, followed, upper_batch) - along_z
+
+    return jax.grad(phi)(x)
+
+
+def upper_gradient(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
+    """grad_x f(x, y; batch), y held fixed."""
+    return jax.grad(problem.upper)(x, y, batch)
+
+
+def hypergradient(
+    problem: Bilevel,
+    x: PyTree,
+    y: PyTree,
+    adjoint: AbstractAdjoint = ConjugateGradient(),
+    *,
+    key: PRNGKeyArray | None = None,
+) -> PyTree:
+    """grad F at x, as it is when y solves the lower level (`eq.F_grad`, `eq.y_grad`).
+
+    **Arguments:**
+
+    - `problem`, `x`, `y`: where; for grad F itself y must be `exact_lower(problem, x)`.
+    - `adjoint`: how z is found.
+    - `key`: draws batches from the problem's samplers; without it the expectations are used.
+
+    !!! example
+        ```python
+        y = aipod.exact_lower(problem, x)
+        gradient = aipod.hypergradient(problem, x, y, adjoint=aipod.Direct())
+        ```
+    """
+    if key is None:
+        problem, key = problem.expected(), jax.random.key(0)
+    if is_concrete((x, y)):
+        problem.check(x, y)
+    return _hypergradient(problem, x, y, adjoint, key)
+
+
+@eqx.filter_jit
+def _hypergradient(
+    problem: Bilevel, x: PyTree, y: PyTree, adjoint: AbstractAdjoint, key: PRNGKeyArray
+) -> PyTree:
+    upper_key, lower_key, adjoint_key, curvature_key = jax.random.split(key, 4)
+    upper_batch = draw(problem.upper_samples, upper_key)
+    lower_batch = draw(problem.lower_samples, lower_key)
+    step, curvature = jnp.zeros((), int), None
+    iterations = curvature_iterations(adjoint.rate)
+    if iterations:
+        state = curvature_update(
+            problem, x, y, curvature_init(y), step, iterations, key=curvature_key
+        )
+        curvature = state.estimate
+    z, _, _ = adjoint.solve(
+        problem,
+        x,
+        y,
+        upper_batch,
+        adjoint.init(problem, x, y),
+        Rates(step, curvature),
+        key=adjoint_key,
+    )
+    implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
+    return optax.tree.add(upper_gradient(problem, x, y, upper_batch), implicit)
+
+
+def _start(problem: Bilevel, x: PyTree, y0: PyTree | None) -> PyTree:
+    if y0 is None:
+        y0 = problem.lower_set.example()
+    if y0 is None:
+        raise ValueError(
+            f"the shape of y cannot be told from a {type(problem.lower_set).__name__} set: pass "
+            "y0=, any point in the structure of y."
+        )
+    if is_concrete((x, y0)):
+        problem.check(x, y0)
+    return y0
+
+
+def exact_lower(
+    problem: Bilevel, x: PyTree, y0: PyTree | None = None, *, max_steps: int = 100
+) -> PyTree:
+    """y*(x) to working precision, by Newton steps in the null space.
+
+    The steps come from conjugate gradients and are halved until the projected gradient shrinks.
+    A lower level that is not solved in `max_steps` raises `RuntimeError`; inside jit, where
+    nothing can be raised, the result is NaN.
+
+    **Arguments:**
+
+    - `problem`, `x`: where; samplers stand for their expectations.
+    - `y0`: a start in the structure of y; needed only where the set does not know it.
+    - `max_steps`: at most so many Newton steps.
+
+    !!! example
+        ```python
+        y_star = aipod.exact_lower(problem, x)
+        ```
+    """
+    y, size, scale, solved = _newton(problem.expected(), x, _start(problem, x, y0), max_steps)
+    if is_concrete(solved) and not bool(solved):
+        raise RuntimeError(
+            f"the lower level was not solved: after {max_steps} Newton steps its projected "
+            f"gradient is still {float(size):.3g} (gradients here are near {float(scale):.3g}). Is "
+            "the lower objective strongly convex in y on the set? aipod.check(problem, x, y, "
+            "key=...) tells; a better y0 may help."
+        )
+    return jax.tree.map(lambda leaf: jnp.where(solved, leaf, np.nan), y)
+
+
+@eqx.filter_jit
+def _newton(
+    problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int
+) -> tuple[PyTree, Array, Array, Array]:
+    """y, the size of its projected gradient, the scale of gradients here, and whether that is 0."""
+    batch = draw(problem.lower_samples, jax.random.key(0))
+    lower_set = problem.lower_set.at(x)
+    dtype = jnp.result_type(*jax.tree.leaves(y0), float)
+    eps = float(jnp.finfo(dtype).eps)
+
+    def objective(y: PyTree) -> Array:
+        return problem.lower(x, y, batch)
+
+    def slope(y: PyTree) -> tuple[PyTree, Array]:
+        gradient = jax.grad(objective)(y)
+        return gradient, optax.tree.norm(lower_set.cotangent(gradient))
+
+    def newton(carry: tuple) -> tuple:
+        y, gradient, size, step, _ = carry
+        direction, _ = solve_projected(
+            objective, problem, y, gradient, rtol=eps**0.75, atol=0.0, max_steps=None
+        )
+
+        def move(length: Array) -> PyTree:
+            return lower_set.project(optax.tree.add_scale(y, -length, direction))
+
+        def shrink(length: Array) -> Array:
+            return length / 2
+
+        def too_long(length: Array) -> Array:
+            enough = slope(move(length))[1] <= (1 - 1e-4 * length) * size
+            return ~enough & (length > 1e-6)
+
+        length = jax.lax.while_loop(too_long, shrink, jnp.ones((), dtype))
+        new = move(length)
+        new_gradient, new_size = slope(new)
+        better = new_size < size
+        kept = jax.tree.map(
+            lambda a, b: jnp.where(better, a, b), (new, new_gradient), (y, gradient)
+        )
+        return (*kept, jnp.where(better, new_size, size), step + 1, better)
+
+    def going(carry: tuple) -> Array:
+        return carry[4] & (carry[3] < max_steps)
+
+    start = lower_set.project(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), y0))
+    gradient, size = slope(start)
+    # The gradient before projection sets the scale: at a solution it need not vanish.
+    scale = jnp.maximum(optax.tree.norm(gradient), size)
+    carry = (start, gradient, size, jnp.zeros((), int), size > 0)
+    y, gradient, size, _, _ = jax.lax.while_loop(going, newton, carry)
+    scale = jnp.maximum(scale, optax.tree.norm(gradient))
+    return y, size, scale, size <= eps**0.6 * scale
+
+
+def exact_hypergradient(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> PyTree:
+    """grad F(x) to working precision: the hypergradient at `exact_lower(problem, x)`.
+
+    !!! example
+        ```python
+        gradient = aipod.exact_hypergradient(problem, x)
+        ```
+    """
+    y = exact_lower(problem, x, y0)
+    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(y))).eps)
+    return hypergradient(problem, x, y, ConjugateGradient(rtol=eps**0.9))
+
+
+def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array:
+    """||grad F(x)||^2 in the P_x norm (`stationary`): zero exactly at stationary points.
+
+    !!! example
+        ```python
+        aipod.stationarity(problem, x) < 1e-8
+        ```
+    """
+    gradient = exact_hypergradient(problem, x, y0)
+    upper_set = problem.upper_set
+    return optax.tree.vdot(gradient, upper_set.tangent(upper_set.riesz(gradient)))

@@ -1,0 +1,297 @@
+"""Sets given by a matrix or a linear operator."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import optax
+import scipy.sparse
+from jax.experimental.sparse import BCOO
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, ArrayLike, PyTree
+
+from aipod._tree import is_concrete, same_structure
+from aipod.sets._base import (
+    AbstractSet,
+    attach,
+    describe_shapes,
+    largest,
+    require_concrete,
+    require_finite,
+    total_size,
+)
+from aipod.sets._linear import (
+    DenseMap,
+    IterativeMap,
+    bcoo_to_scipy,
+    operator_map,
+    sparse_map,
+)
+
+
+class LinearCoupling(eqx.Module):
+    """h(x) = H x, with x ravelled. What `coupling=H` becomes when H is an array."""
+
+    matrix: Array
+
+    def __call__(self, x: PyTree) -> Array:
+        return self.matrix @ ravel_pytree(x)[0]
+
+
+def as_coupling(coupling: Any) -> Callable[[PyTree], PyTree] | None:
+    if coupling is None or callable(coupling):
+        return coupling
+    matrix = jnp.asarray(coupling, float)
+    if matrix.ndim != 2:
+        raise ValueError(
+            f"coupling must be a function h(x) or a matrix H, got an array of shape {matrix.shape}."
+        )
+    require_finite(matrix, "coupling")
+    return LinearCoupling(matrix)
+
+
+class AbstractLinearSet(AbstractSet):
+    """{y : A y + h(x) = c} for a map A that acts on `_flatten(y)`."""
+
+    map: eqx.AbstractVar[DenseMap | IterativeMap]
+    target: eqx.AbstractVar[PyTree]
+    coupling: eqx.AbstractVar[Callable[[PyTree], PyTree] | None]
+    # A^+ c, kept when nothing moves it; under a coupling it must be found at every x.
+    particular: eqx.AbstractVar[PyTree | None]
+
+    @abc.abstractmethod
+    def _flatten(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+        """y as the map takes it, and the way back."""
+
+    @abc.abstractmethod
+    def _pinv(self, b: PyTree) -> PyTree: ...
+
+    @property
+    def coupled(self) -> bool:
+        return self.coupling is not None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of A; None where A was never factored."""
+        return self.map.rank
+
+    def _right_hand_side(self, x: PyTree) -> PyTree:
+        if self.coupling is None:
+            return self.target
+        if x is None:
+            raise ValueError(
+                "this set moves with x (it has a coupling h(x)): pass x, as in project(y, x)."
+            )
+        shift = self._rows_of(self.coupling(x))
+        return optax.tree.sub(self.target, shift)
+
+    def _rows_of(self, value: PyTree) -> PyTree:
+        """The coupling's value in the structure of c."""
+        if not same_structure(value, self.target):
+            value = ravel_pytree(value)[0]
+        fits = same_structure(value, self.target) and all(
+            jnp.shape(a) == jnp.shape(b)
+            for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(self.target), strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"coupling h(x) has shape {describe_shapes(value)}, but c has shape "
+                f"{describe_shapes(self.target)}: return one value for each row of A."
+            )
+        return value
+
+    def _particular(self, x: PyTree) -> PyTree:
+        if self.particular is not None:
+            return self.particular
+        return self._pinv(self._right_hand_side(x))
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        flat, restore = self._flatten(y)
+        return restore(optax.tree.add(self._tangent(flat), self._particular(x)))
+
+    def tangent(self, v: PyTree) -> PyTree:
+        flat, restore = self._flatten(v)
+        return restore(self._tangent(flat))
+
+    def _tangent(self, flat: PyTree) -> PyTree:
+        return self.map.tangent(flat)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        particular = self._particular(x)
+        return particular if like is None else self._flatten(like)[1](particular)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return optax.tree.sub(self._mv(self._flatten(y)[0]), self._right_hand_side(x))
+
+    def _mv(self, flat: PyTree) -> PyTree:
+        return self.map.mv(flat)
+
+    def at(self, x: PyTree) -> Self:
+        if self.coupling is None:
+            return self
+        fields = (self._right_hand_side(x), None, self._particular(x))
+        return eqx.tree_at(
+            lambda s: (s.target, s.coupling, s.particular),
+            self,
+            fields,
+            is_leaf=lambda leaf: leaf is None,
+        )
+
+    def follow(self, y: PyTree, x: PyTree) -> PyTree:
+        if self.coupling is None:
+            return y
+        flat, restore = self._flatten(y)
+        return restore(jax.tree.map(attach, flat, self._particular(x)))
+
+    def example(self) -> PyTree:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.map.in_structure)
+
+    def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
+        self._flatten(y)
+        if self.coupling is not None:
+            jax.eval_shape(self._right_hand_side, x)
+            if is_concrete((self, x)):
+                with jax.ensure_compile_time_eval():
+                    right = self._right_hand_side(x)
+                self._require_nonempty(right, f"{name} at the given x")
+
+    def _require_nonempty(self, right: PyTree, name: str) -> None:
+        # Also inside someone's jit: what is looked at here has a value already.
+        with jax.ensure_compile_time_eval():
+            miss = optax.tree.sub(self._mv(self._pinv(right)), right)
+        # Relative to c as well: c - h(x) may be rounding error of a much larger c.
+        worst, scale = largest(miss), max(largest(right), largest(self.target))
+        eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(right))).eps)
+        if not worst <= 100 * eps**0.75 * scale:
+            raise ValueError(
+                f"{name} is empty: no y satisfies A y + h(x) = c (the nearest misses by "
+                f"{worst:.3g}). Make c - h(x) lie in the range of A: rows of A that repeat each "
+                "other must ask for the same value."
+            )
+
+
+class Affine(AbstractLinearSet):
+    """{y : A y + h(x) = c}, for A of any rank.
+
+    A pytree y is ravelled (leaves in JAX's order), unless A is a Lineax operator, which acts on
+    its own structure. The paper's X = {x : B x = e} is `Affine(B, e)`.
+
+    **Arguments:**
+
+    - `A`: a dense matrix (factored once; a projection then costs O(d min(r, d - r))), or a
+        `scipy.sparse` matrix, a `BCOO`, or a `lineax.AbstractLinearOperator` (never made dense;
+        each projection is an LSMR solve to working precision).
+    - `c`: the right-hand side; a number stands for all rows.
+    - `coupling`: h, a function of x, or a matrix H for h(x) = H x.
+
+    !!! example
+        ```python
+        simplex_plane = aipod.Affine(jnp.ones((1, 3)), 1.0)
+        simplex_plane.project(jnp.zeros(3))  # [1/3, 1/3, 1/3]
+        ```
+    """
+
+    map: DenseMap | IterativeMap
+    target: PyTree
+    coupling: Callable[[PyTree], PyTree] | None
+    particular: PyTree | None
+
+    def __init__(
+        self,
+        A: Any,
+        c: PyTree[ArrayLike] = 0.0,
+        coupling: Callable[[PyTree], PyTree] | ArrayLike | None = None,
+    ) -> None:
+        require_concrete((A, c), "Affine")
+        require_finite(c, "c")
+        self.map, row_scale = _as_map(A)
+        self.target = self._as_target(c, row_scale)
+        self.coupling = _scale_rows(as_coupling(coupling), row_scale)
+        self.particular = None
+        if self.coupling is None:
+            self._require_nonempty(self.target, "the set {y : A y = c}")
+            self.particular = self._pinv(self.target)
+
+    def _as_target(self, c: PyTree[ArrayLike], row_scale: np.ndarray | None) -> PyTree:
+        structure = self.map.out_structure
+        if isinstance(structure, jax.ShapeDtypeStruct):
+            value = jnp.asarray(c, structure.dtype)
+            if value.shape not in ((), structure.shape):
+                raise ValueError(
+                    f"c has shape {value.shape}, but A has {structure.shape[0]} rows: give c the "
+                    f"shape {structure.shape}, or one number for all rows."
+                )
+            value = jnp.broadcast_to(value, structure.shape)
+            return value if row_scale is None else value / jnp.asarray(row_scale, value.dtype)
+        if isinstance(c, int | float):
+            return jax.tree.map(lambda s: jnp.full(s.shape, c, s.dtype), structure)
+        if not same_structure(c, structure):
+            raise ValueError("c does not have the structure that the operator A returns.")
+        return jax.tree.map(lambda v, s: jnp.asarray(v, s.dtype), c, structure)
+
+    def _flatten(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+        structure = self.map.in_structure
+        if not isinstance(structure, jax.ShapeDtypeStruct):
+            if not same_structure(y, structure):
+                raise ValueError("the point does not have the structure that the operator A takes.")
+            return y, lambda tree: tree
+        if total_size(y) != structure.shape[0]:
+            raise ValueError(
+                f"the point has {total_size(y)} entries (shape {describe_shapes(y)}), but A has "
+                f"{structure.shape[0]} columns: one column is needed for each entry."
+            )
+        if isinstance(y, jax.Array) and y.ndim == 1:
+            return y, lambda flat: flat
+        return ravel_pytree(y)
+
+    def _pinv(self, b: PyTree) -> PyTree:
+        return self.map.pinv(b)
+
+
+class _ScaledRows(eqx.Module):
+    """h(x) with each row divided as the rows of A were."""
+
+    coupling: Callable[[PyTree], PyTree]
+    row_scale: Array
+
+    def __call__(self, x: PyTree) -> Array:
+        value = ravel_pytree(self.coupling(x))[0]
+        if value.shape != self.row_scale.shape:
+            return value  # the set itself says what is wrong with this shape
+        return value / self.row_scale
+
+
+def _scale_rows(
+    coupling: Callable[[PyTree], PyTree] | None, row_scale: np.ndarray | None
+) -> Callable[[PyTree], PyTree] | None:
+    if coupling is None or row_scale is None or bool(np.all(row_scale == 1)):
+        return coupling
+    return _ScaledRows(coupling, jnp.asarray(row_scale, float))
+
+
+def _as_map(A: Any) -> tuple[DenseMap | IterativeMap, np.ndarray | None]:
+    """The linear map of any kind of A, and what its rows were divided by."""
+    if isinstance(A, lx.AbstractLinearOperator):
+        return operator_map(A), None
+    if isinstance(A, BCOO):
+        A = bcoo_to_scipy(A)
+    if scipy.sparse.issparse(A):
+        require_finite(A.data, "A")
+        return sparse_map(A, jnp.result_type(float), scale_rows=True)
+    if not hasattr(A, "__array__") and not isinstance(A, list | tuple):
+        raise ValueError(
+            f"A must be a matrix, a sparse matrix or a Lineax operator, got {type(A).__name__}."
+        )
+    matrix = np.asarray(A)
+    if matrix.ndim != 2:
+        raise ValueError(f"A must be a matrix (two axes), got shape {matrix.shape}.")
+    if matrix.dtype.kind not in "fiub":
+        raise ValueError(f"A must hold real numbers, got dtype {matrix.dtype}.")
+    require_finite(matrix, "A")
+    dtype = A.dtype if isinstance(A, jax.Array) and matrix.dtype.kind == "f" else float
+    return DenseMap(matrix, jnp.result_type(dtype)), None

@@ -1,0 +1,124 @@
+"""What every set answers, the unconstrained set, and the checks that all sets share."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from aipod._tree import all_finite, is_concrete
+
+
+class AbstractSet(eqx.Module):
+    """An affine subspace of pytrees, possibly moving with x."""
+
+    @abc.abstractmethod
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        """The nearest point of the set at x to y."""
+
+    @abc.abstractmethod
+    def tangent(self, v: PyTree) -> PyTree:
+        """The part of the direction v along which the set extends: P v."""
+
+    @abc.abstractmethod
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        """A particular point of the set at x, A^+ (c - h(x)), in the structure of `like`."""
+
+    @abc.abstractmethod
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        """A y + h(x) - c; where the set has no matrix, y - project(y)."""
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the set moves with x."""
+        return False
+
+    def at(self, x: PyTree) -> "AbstractSet":
+        """The set with x fixed: loops over y then compute its anchor once."""
+        return self
+
+    def follow(self, y: PyTree, x: PyTree) -> PyTree:
+        """y itself, but with the derivative d anchor / dx: how a point of the set moves with x.
+
+        The value of MATH's `y + anchor(x) - stop(anchor(x))`.
+        """
+        return y
+
+    def cotangent(self, gradient: PyTree) -> PyTree:
+        """P' g, the transpose of `tangent`; the same thing unless the mean is weighted."""
+        return self.tangent(gradient)
+
+    def riesz(self, gradient: PyTree) -> PyTree:
+        """The direction of a gradient in the inner product in which `project` is orthogonal."""
+        return gradient
+
+    def example(self) -> PyTree | None:
+        """Zeros in the structure of a point, where the set alone knows it; else None."""
+        return None
+
+    def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
+        """Raises `ValueError` when y does not fit, or when the set is empty at x."""
+
+
+def describe_shapes(tree: PyTree) -> str:
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+    return str(shapes[0]) if len(shapes) == 1 else str(shapes)
+
+
+def total_size(tree: PyTree) -> int:
+    return sum(int(np.prod(jnp.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def largest(tree: PyTree) -> float:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.size(leaf)]
+    return max((float(np.max(np.abs(np.asarray(leaf)))) for leaf in leaves), default=0.0)
+
+
+def require_finite(value: Any, name: str) -> None:
+    if not all_finite(value):
+        raise ValueError(f"{name} holds NaN or infinity: clean it before making the set.")
+
+
+def require_concrete(value: Any, owner: str) -> None:
+    if not is_concrete(value):
+        raise ValueError(
+            f"{owner} was made inside jit, vmap or grad: make sets outside, where their matrices "
+            "can be checked and factored once, and pass them in."
+        )
+
+
+@jax.custom_jvp
+def attach(y: Array, anchor: Array) -> Array:
+    """y in value, y + anchor in derivative; so XLA drops the anchor's own value."""
+    return y
+
+
+@attach.defjvp
+def _attach_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    return primals[0], tangents[0] + tangents[1]
+
+
+class Free(AbstractSet):
+    """The whole space: no constraint.
+
+    !!! example
+        ```python
+        aipod.Free().project(y) is y
+        ```
+    """
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return y
+
+    def tangent(self, v: PyTree) -> PyTree:
+        return v
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return optax.tree.zeros_like(y)

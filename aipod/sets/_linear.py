@@ -1,0 +1,164 @@
+"""Linear maps with a fixed null space: what every linear equality constraint needs of its matrix.
+
+`DenseMap` factors a matrix once; `IterativeMap` never forms one. Both answer the same three
+questions: `mv` (A v), `tangent` (the projection of v on Ker A) and `pinv` (A^+ b).
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import optax
+import scipy.linalg
+import scipy.sparse
+from jax.experimental.sparse import BCOO
+from jaxtyping import Array, Float, PyTree
+
+
+class DenseMap(eqx.Module):
+    """A dense matrix, factored once by a singular value decomposition of any rank.
+
+    Of the row space and the kernel only the smaller basis serves `tangent`, so a projection costs
+    O(d min(r, d - r)). Everything acts on the last axis; leading axes are a batch.
+    """
+
+    matrix: Float[Array, "m d"]
+    scaled_left: Float[Array, "m r"]  # U / s, so that A^+ = row (U / s)'
+    row: Float[Array, "d r"]
+    kernel: Float[Array, "d k"] | None
+
+    def __init__(self, matrix: np.ndarray, dtype: Any) -> None:
+        rows, columns = matrix.shape
+        # In float64 whatever the working precision: the factor is made once, its error stays.
+        wide = np.asarray(matrix, np.float64)
+        # LAPACK refuses empty matrices; a map without rows or columns has rank 0.
+        if wide.size == 0:
+            left, values, right = np.zeros((rows, 0)), np.zeros(0), np.eye(columns)
+        else:
+            left, values, right = scipy.linalg.svd(
+                wide, full_matrices=rows < columns, check_finite=False
+            )
+        top = values[0] if values.size else 0.0
+        eps = np.finfo(matrix.dtype if matrix.dtype.kind == "f" else np.float64).eps
+        rank = int(np.sum(values > max(rows, columns) * eps * top))
+        self.matrix = jnp.asarray(wide, dtype)
+        self.scaled_left = jnp.asarray(left[:, :rank] / values[:rank], dtype)
+        self.row = jnp.asarray(right[:rank].T, dtype)
+        few_free = columns - rank < rank
+        self.kernel = jnp.asarray(right[rank:].T, dtype) if few_free else None
+
+    @property
+    def rank(self) -> int:
+        return self.row.shape[1]
+
+    @property
+    def in_structure(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.matrix.shape[1:], self.matrix.dtype)
+
+    @property
+    def out_structure(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.matrix.dtype)
+
+    def mv(self, v: Float[Array, "*b d"]) -> Float[Array, "*b m"]:
+        return v @ self.matrix.T
+
+    def tangent(self, v: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        if self.kernel is not None:
+            return (v @ self.kernel) @ self.kernel.T
+        return v - (v @ self.row) @ self.row.T
+
+    def pinv(self, b: Float[Array, "*b m"]) -> Float[Array, "*b d"]:
+        return (b @ self.scaled_left) @ self.row.T
+
+
+class _SparseProduct(eqx.Module):
+    """v -> A v for a matrix in coordinate form, entries sorted by row."""
+
+    values: Float[Array, " nnz"]
+    rows: Array
+    columns: Array
+    count: int = eqx.field(static=True)
+
+    def __call__(self, v: Float[Array, " d"]) -> Float[Array, " m"]:
+        return jax.ops.segment_sum(
+            self.values * v[self.columns], self.rows, self.count, indices_are_sorted=True
+        )
+
+
+class IterativeMap(eqx.Module):
+    """A sparse matrix or a Lineax operator: projections by LSMR, in the memory of A and vectors.
+
+    LSMR started at zero ends in the solution of least norm, for any rank. Acts on pytrees with
+    the structure of the operator.
+    """
+
+    operator: lx.AbstractLinearOperator
+    rtol: float = eqx.field(static=True)
+    max_steps: int | None = eqx.field(static=True)
+
+    @property
+    def rank(self) -> None:
+        return None  # finding it would cost a factorisation
+
+    @property
+    def in_structure(self) -> PyTree[jax.ShapeDtypeStruct]:
+        return self.operator.in_structure()
+
+    @property
+    def out_structure(self) -> PyTree[jax.ShapeDtypeStruct]:
+        return self.operator.out_structure()
+
+    def mv(self, v: PyTree) -> PyTree:
+        return self.operator.mv(v)
+
+    def tangent(self, v: PyTree) -> PyTree:
+        # A second pass on the remainder removes what the first left of the row space.
+        once = optax.tree.sub(v, self.pinv(self.mv(v)))
+        return optax.tree.sub(once, self.pinv(self.mv(once)))
+
+    def pinv(self, b: PyTree) -> PyTree:
+        # conlim would end the iteration early on rank-deficient maps, where LSMR is still right.
+        solver = lx.LSMR(
+            rtol=self.rtol, atol=self.rtol, max_steps=self.max_steps, conlim=float("inf")
+        )
+        return lx.linear_solve(self.operator, b, solver, throw=False).value
+
+
+def sparse_map(matrix: Any, dtype: Any, *, scale_rows: bool) -> tuple[IterativeMap, np.ndarray]:
+    """An `IterativeMap` of a scipy.sparse matrix, and the factors its rows were divided by.
+
+    Rows of length one make LSMR's matrix better conditioned and leave the set as it was.
+    """
+    csr = scipy.sparse.csr_array(matrix, dtype=np.float64)
+    csr.sum_duplicates()
+    norms = np.sqrt(np.asarray(csr.multiply(csr).sum(axis=1)).ravel())
+    norms = np.where((norms > 0) & scale_rows, norms, 1.0)
+    coo = scipy.sparse.coo_array(scipy.sparse.diags_array(1 / norms) @ csr)
+    order = np.lexsort((coo.col, coo.row))
+    product = _SparseProduct(
+        jnp.asarray(coo.data[order], dtype),
+        jnp.asarray(coo.row[order], jnp.int32),
+        jnp.asarray(coo.col[order], jnp.int32),
+        csr.shape[0],
+    )
+    structure = jax.ShapeDtypeStruct((csr.shape[1],), jnp.dtype(dtype))
+    # The product is itself a pytree of arrays: without closure conversion it stays an argument of
+    # whatever is compiled with it.
+    operator = lx.FunctionLinearOperator(product, structure, closure_convert=False)
+    return operator_map(operator), norms
+
+
+def operator_map(operator: lx.AbstractLinearOperator) -> IterativeMap:
+    """An `IterativeMap` of a Lineax operator."""
+    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(operator.in_structure()))).eps)
+    size = sum(s.size for s in jax.tree.leaves(operator.in_structure()))
+    return IterativeMap(operator, rtol=10 * eps, max_steps=max(1000, min(4 * size, 100_000)))
+
+
+def bcoo_to_scipy(matrix: BCOO) -> Any:
+    indices = np.asarray(matrix.indices)
+    coordinates = (indices[:, 0], indices[:, 1])
+    return scipy.sparse.coo_array((np.asarray(matrix.data), coordinates), shape=matrix.shape)

@@ -1,0 +1,157 @@
+"""Step sizes: a number, an Optax schedule of the outer step, or the lower level's curvature."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod.problem import Bilevel
+from aipod.sampling import draw
+
+# Power iterations before the very first estimate, when there is no warm start yet.
+_COLD_ITERATIONS = 30
+
+
+class Curvature(eqx.Module):
+    """The step min(cap, safety / l_max), with l_max the largest curvature of the lower objective.
+
+    l_max is the largest eigenvalue (in size) of grad_yy g on the current minibatch, found by
+    `iterations` power iterations per outer step, each started from the vector of the step before.
+    The Hessian is not projected, since the skipped steps of ProxSkip are not.
+
+    **Arguments:**
+
+    - `safety`: a factor on the step; below 1 is more careful.
+    - `cap`: the longest step, for flat problems.
+    - `iterations`: power iterations per outer step.
+
+    !!! example
+        ```python
+        solver = aipod.AiPOD(upper_lr=0.02, lower_lr=aipod.Curvature(safety=0.5))
+        ```
+    """
+
+    safety: float = 1.0
+    cap: float = 1.0
+    iterations: int = eqx.field(static=True, default=4)
+
+    def __check_init__(self) -> None:
+        for name in ("safety", "cap"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not value > 0:
+                raise ValueError(f"Curvature: {name} must be positive, got {value}.")
+        if self.iterations < 1:
+            raise ValueError(f"Curvature: iterations must be at least 1, got {self.iterations}.")
+
+
+StepSize = float | Array | Callable[[Array], Array] | Curvature
+
+
+def check_rate(value: Any, name: str) -> None:
+    """Raises `ValueError` unless value is a step size."""
+    if isinstance(value, Curvature) or callable(value) or isinstance(value, jax.core.Tracer):
+        return
+    if not isinstance(value, int | float | jax.Array) or isinstance(value, bool):
+        raise ValueError(
+            f"{name} must be a number, an Optax schedule or aipod.Curvature(), got "
+            f"{type(value).__name__}."
+        )
+    if not float(value) > 0:
+        raise ValueError(f"{name} must be positive, got {float(value)}: try 0.01.")
+
+
+def check_steps(value: Any, name: str) -> None:
+    """Raises `ValueError` unless value is a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}.")
+
+
+class Rates(eqx.Module):
+    """What step sizes may depend on at one outer step; called on one, it gives the number.
+
+    None stands for 1.
+    """
+
+    step: Array
+    curvature: Array | None
+
+    def __call__(self, rate: StepSize | None) -> Array:
+        if isinstance(rate, Curvature):
+            if self.curvature is None:
+                raise ValueError("a Curvature step size needs an estimate of the curvature.")
+            tiny = jnp.finfo(self.curvature.dtype).tiny
+            return jnp.minimum(rate.cap, rate.safety / jnp.maximum(self.curvature, tiny))
+        if rate is None:
+            return jnp.ones(())
+        return jnp.asarray(rate(self.step) if callable(rate) else rate, float)
+
+
+def power_iteration(
+    matvec: Callable[[PyTree], PyTree], start: PyTree, iterations: int | Array
+) -> tuple[Array, PyTree]:
+    """The size of the largest eigenvalue of a symmetric map, and its (approximate) eigenvector."""
+    tiny = jnp.finfo(jnp.result_type(*jax.tree.leaves(start))).tiny
+
+    def body(_: Any, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        _, vector = carry
+        image = matvec(vector)
+        size = optax.tree.norm(image)
+        # A zero image (a flat objective) keeps the vector, so that a later step can start from it.
+        scaled = optax.tree.scale(1 / jnp.maximum(size, tiny), image)
+        kept = jax.tree.map(lambda new, old: jnp.where(size > 0, new, old), scaled, vector)
+        return size, kept
+
+    unit = optax.tree.scale(1 / optax.tree.norm(start), start)
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(start)))
+    return jax.lax.fori_loop(0, iterations, body, (zero, unit))
+
+
+def hessian_product(
+    objective: Callable[[PyTree], Array], y: PyTree, v: PyTree, damping: float = 0.0
+) -> PyTree:
+    """(grad_yy objective(y) + damping I) v, without forming a Hessian."""
+    product = jax.jvp(jax.grad(objective), (y,), (v,))[1]
+    return optax.tree.add_scale(product, damping, v) if damping else product
+
+
+class CurvatureState(eqx.Module):
+    """The warm start of the power iteration, and its last estimate."""
+
+    vector: PyTree
+    estimate: Array
+
+
+def curvature_init(y: PyTree) -> CurvatureState:
+    """A start without structure, the same in every run: init has no key to spend."""
+    vector = optax.tree.random_like(jax.random.key(0), y, jax.random.normal)
+    return CurvatureState(vector, jnp.zeros((), jnp.result_type(*jax.tree.leaves(y))))
+
+
+def curvature_update(
+    problem: Bilevel,
+    x: PyTree,
+    y: PyTree,
+    state: CurvatureState,
+    step: Array,
+    iterations: int,
+    *,
+    key: PRNGKeyArray,
+) -> CurvatureState:
+    """Warm-started power iterations on grad_yy g at (x, y) and one batch."""
+    batch = draw(problem.lower_samples, key)
+
+    def matvec(v: PyTree) -> PyTree:
+        return hessian_product(lambda t: problem.lower(x, t, batch), y, v)
+
+    count = jnp.where(step == 0, _COLD_ITERATIONS + iterations, iterations)
+    estimate, vector = power_iteration(matvec, state.vector, count)
+    return CurvatureState(vector, estimate)
+
+
+def curvature_iterations(*rates: StepSize | None) -> int:
+    """The power iterations that the most demanding of these step sizes asks for; 0 for none."""
+    return max((r.iterations for r in rates if isinstance(r, Curvature)), default=0)

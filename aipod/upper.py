@@ -1,0 +1,263 @@
+"""How x moves once the implicit part w of its gradient is known: the upper slot."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from aipod._tree import axpy, cast_like, is_concrete
+from aipod.cost import Cost
+from aipod.hypergradient import upper_gradient
+from aipod.problem import Bilevel
+from aipod.sampling import batch_size, draw
+from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+
+
+class AbstractUpper(eqx.Module):
+    """The slot that moves x along grad_x f + w."""
+
+    lr: eqx.AbstractVar[StepSize | None]
+    optimizer: eqx.AbstractVar[optax.GradientTransformation | None]
+
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        """The optimiser's state, where there is an optimiser."""
+        return None if self.optimizer is None else self.optimizer.init(x)
+
+    @abc.abstractmethod
+    def update(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        implicit: PyTree,
+        batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        """The next x, the next state, and what it cost; `batch` is the sample behind w."""
+
+
+def _check_upper_rate(lr: StepSize | None) -> None:
+    if isinstance(lr, Curvature):
+        raise ValueError(
+            "upper_lr cannot be aipod.Curvature(), which measures the lower level: give a number, "
+            "an Optax schedule, or an optimiser as upper_optimizer=."
+        )
+    if lr is not None:
+        check_rate(lr, "upper_lr")
+
+
+def _direction(problem: Bilevel, x: PyTree, y: PyTree, implicit: PyTree, batch: Any) -> PyTree:
+    gradient = optax.tree.add(upper_gradient(problem, x, y, batch), implicit)
+    return problem.upper_set.riesz(gradient)
+
+
+def _optimizer_step(
+    problem: Bilevel,
+    optimizer: optax.GradientTransformation,
+    along: PyTree,
+    state: PyTree,
+    x: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """x moved by any Optax transformation of a direction that lies in the tangent space.
+
+    Projecting before and after keeps exactly the stationary points of the projected method for
+    every positive diagonal preconditioner D: (P g)' D (P g) = 0 only where P g = 0.
+    """
+    change, state = optimizer.update(along, state, x)
+    return cast_like(problem.upper_set.project(optax.tree.add(x, change)), x), state
+
+
+class EveryStep(AbstractUpper):
+    """One step, projected every time, as AiPOD does.
+
+        x <- project_x(x - alpha (grad_x f + w))
+
+    With `optimizer`, any Optax transformation u of the projected gradient instead:
+    x <- project_x(x + u(P_x (grad_x f + w))).
+
+    **Arguments:**
+
+    - `lr` [alpha]: the step size; or
+    - `optimizer`: an `optax.GradientTransformation`.
+
+    !!! example
+        ```python
+        upper = aipod.EveryStep(optimizer=optax.adam(1e-3))
+        ```
+    """
+
+    lr: StepSize | None = None
+    optimizer: optax.GradientTransformation | None = None
+
+    def __check_init__(self) -> None:
+        _check_upper_rate(self.lr)
+        if (self.lr is None) == (self.optimizer is None):
+            raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+
+    def update(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        implicit: PyTree,
+        batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        direction = _direction(problem, x, y, implicit, batch)
+        if self.optimizer is not None:
+            along = cast_like(problem.upper_set.tangent(direction), x)
+            x, state = _optimizer_step(problem, self.optimizer, along, state, x)
+            return x, state, Cost(2)
+        moved = problem.upper_set.project(axpy(x, -rates(self.lr), direction))
+        return cast_like(moved, x), state, Cost(1)
+
+
+class Delayed(AbstractUpper):
+    """T steps with one w and no projection, then one projection scaled by delta (E-AiPOD).
+
+        x_{t+1} = x_t - alpha (grad_x f(x_t, y; xi_t) + w),   t = 0..T-1   (`update-xkt`, `NS-hf-t`)
+        x <- (1 - delta) x + delta project_x(x_T)                                       (`delta-x`)
+
+    With `optimizer` the last line is that transformation's step on the pseudo-gradient
+    x - project_x(x_T), of which delta is the special case `optax.sgd(delta)`.
+
+    **Arguments:**
+
+    - `steps` [T]: unprojected steps.
+    - `delta` [delta]: the extrapolation, at least 1; the paper's choice is 1 or sqrt(T).
+    - `lr` [alpha]: the size of the T steps; may be left out where T = 1 and there is an optimiser.
+    - `optimizer`: an `optax.GradientTransformation` in place of delta.
+
+    !!! example
+        ```python
+        upper = aipod.Delayed(steps=4, delta=2.0, lr=0.01)
+        ```
+    """
+
+    steps: int = eqx.field(static=True, default=1)
+    delta: float = 1.0
+    lr: StepSize | None = None
+    optimizer: optax.GradientTransformation | None = None
+
+    def __check_init__(self) -> None:
+        check_steps(self.steps, "upper_steps (T)")
+        _check_upper_rate(self.lr)
+        if is_concrete(self.delta) and not float(self.delta) >= 1:
+            raise ValueError(f"extrapolation (delta) must be at least 1, got {self.delta}.")
+        if self.lr is None and self.optimizer is None:
+            raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
+        if self.lr is None and self.steps > 1:
+            raise ValueError(
+                f"upper_optimizer with upper_steps={self.steps} also needs upper_lr, the size of "
+                "the steps between two projections; or set upper_steps=1."
+            )
+        if self.optimizer is not None and self.delta != 1:
+            raise ValueError(
+                "extrapolation and upper_optimizer both say how far to go after the projection: "
+                "give one of the two (extrapolation is optax.sgd(extrapolation))."
+            )
+
+    def update(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        implicit: PyTree,
+        batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        rate = rates(self.lr)
+
+        def local(point: PyTree, sample: Any) -> PyTree:
+            return axpy(point, -rate, _direction(problem, point, y, implicit, sample))
+
+        def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
+            return local(point, draw(problem.upper_samples, draw_key)), None
+
+        # xi_0 is the sample of w, as in AiPOD; the later steps draw their own.
+        moved = local(x, batch)
+        if self.steps > 1:
+            moved, _ = jax.lax.scan(body, moved, jax.random.split(key, self.steps - 1))
+        landed = cast_like(problem.upper_set.project(moved), x)
+        cost = Cost(1, (self.steps - 1) * batch_size(problem.upper_samples), 0)
+        if self.optimizer is not None:
+            along = optax.tree.sub(x, landed)
+            x, state = _optimizer_step(problem, self.optimizer, along, state, x)
+            return x, state, Cost(2, cost.upper_samples, 0)
+        if isinstance(self.delta, float | int) and self.delta == 1:
+            return landed, state, cost
+        return axpy(x, self.delta, optax.tree.sub(landed, x)), state, cost
+
+
+class Periodic(AbstractUpper):
+    """One step each time, projected when k mod T = 0 only (E2-AiPOD).
+
+        x <- x - alpha (grad_x f + w);   and when k mod T = 0 also x <- project_x(x)   (`WS-x`)
+
+    Between projections x leaves the upper set by O(alpha); `Solution.feasible()` brings it back.
+
+    **Arguments:**
+
+    - `steps` [T]: outer steps from one projection to the next.
+    - `lr` [alpha]: the step size.
+    - `optimizer`: an `optax.GradientTransformation` in place of `lr`, with T = 1 only: on an
+        unprojected gradient its fixed points would not be the stationary points.
+
+    !!! example
+        ```python
+        upper = aipod.Periodic(steps=5, lr=0.01)
+        ```
+    """
+
+    steps: int = eqx.field(static=True, default=1)
+    lr: StepSize | None = None
+    optimizer: optax.GradientTransformation | None = None
+
+    def __check_init__(self) -> None:
+        check_steps(self.steps, "upper_steps (T)")
+        _check_upper_rate(self.lr)
+        if (self.lr is None) == (self.optimizer is None):
+            raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+        if self.optimizer is not None and self.steps > 1:
+            raise ValueError(
+                f"upper_optimizer needs a projection in every step, but upper_steps is "
+                f"{self.steps}: set upper_steps=1, or use upper_lr."
+            )
+
+    def update(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        implicit: PyTree,
+        batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        if self.steps == 1:
+            every = EveryStep(self.lr, self.optimizer)
+            return every.update(problem, x, y, implicit, batch, state, rates, key=key)
+        direction = _direction(problem, x, y, implicit, batch)
+        moved = axpy(x, -rates(self.lr), direction)
+        due = rates.step % self.steps == 0
+
+        def projected() -> PyTree:
+            return cast_like(problem.upper_set.project(moved), moved)
+
+        new = jax.lax.cond(due, projected, lambda: moved)
+        return new, state, Cost(jnp.asarray(due, jnp.int32))

@@ -1,0 +1,41 @@
+"""What every test shares: float64, strict broadcasting, and deterministic random inputs."""
+
+import os
+
+# Each test worker is a process of its own. On a machine with a GPU, JAX would let the first one
+# reserve most of the device memory and starve the others. JAX reads this when it is imported.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import hypothesis
+import jax
+import pytest
+from jaxtyping import Array
+
+# Exactness is tested to 1e-10, which float32 cannot show.
+jax.config.update("jax_enable_x64", True)
+# (n,) against (n, 1) silently broadcasts to (n, n); in optimisation code that is always a mistake.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile(
+    "repeatable",
+    # The first example of a test pays for compilation, so times say nothing about the test.
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    # The same examples in every run: a failure belongs to the change, not to the draw.
+    derandomize=True,
+    max_examples=25,
+)
+hypothesis.settings.register_profile(
+    # `pytest --hypothesis-profile=explore` hunts for new counterexamples.
+    "explore",
+    hypothesis.settings.get_profile("repeatable"),
+    derandomize=False,
+    max_examples=500,
+)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def key() -> Array:
+    """A fixed random key; split it when a test needs several."""
+    return jax.random.key(0)
