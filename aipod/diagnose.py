@@ -13,19 +13,18 @@ from aipod._findings import LowerCurvature as LowerCurvature
 from aipod._findings import Notes, count, first_line
 from aipod._findings import Report as Report
 from aipod._findings import Spectrum as Spectrum
+from aipod._lanczos import kernel_spectrum, spectrum
 from aipod._measure import (
     constraints,
     gradient_error,
     hypergradient_error,
-    kernel_spectrum,
     norm,
     precision,
     same_batch,
-    spectrum,
     upper_curvature,
     values_and_gradients,
 )
-from aipod._tree import all_finite
+from aipod._tree import all_finite, cast_like
 from aipod.adjoint import ConjugateGradient
 from aipod.hypergradient import exact_lower, hypergradient
 from aipod.problem import Bilevel, _Constant
@@ -116,7 +115,7 @@ def _check_set(
         what += ", not factored"
     elif rank:
         what += f" of rank {rank}, {count(dimension, 'dimension')} left"
-    eps, inside = precision(point), set_.project(point, x)
+    eps, inside = precision(point), cast_like(set_.project(point, x), point)
     miss = largest(set_.residual(inside, x))
     # What a move of the point's own size does to the residual: rounding is relative to that.
     move = optax.tree.random_like(jax.random.key(0), inside, jax.random.normal)
@@ -268,8 +267,8 @@ def _check_curvature(
     elif kernel and kernel.largest > _ILL_CONDITIONED * kernel.smallest:
         notes.warning(
             name,
-            f"{words} The condition number is {kernel.largest / kernel.smallest:.3g}, and steps "
-            "must grow with it.",
+            f"{words} The condition number is {kernel.largest / kernel.smallest:.3g}, and the "
+            "steps to take grow with it.",
             "rescale y or the data, add a strongly convex term to lower, or use the adjoint "
             "aipod.ConjugateGradient, which needs only its square root.",
         )

@@ -1,5 +1,6 @@
 """Step sizes: a number, an Optax schedule of the outer step, or the lower level's curvature."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -155,3 +156,79 @@ def curvature_update(
 def curvature_iterations(*rates: StepSize | None) -> int:
     """The power iterations that the most demanding of these step sizes asks for; 0 for none."""
     return max((r.iterations for r in rates if isinstance(r, Curvature)), default=0)
+
+
+def theory(
+    steps: int,
+    rule: str,
+    *,
+    upper: float = 1.0,
+    ratio: float = 1.0,
+    probability: float = 1.0,
+    adjoint: float = 1.0,
+    upper_steps: int | None = None,
+    terms: float = 1.0,
+    longest: float = 1.0,
+) -> dict[str, Any]:
+    """The paper's choices for a run of K outer steps, as arguments of the solver it is about.
+
+    The theorems fix how each argument scales with K and leave the constants open; the constants
+    are arguments here. `rule` is the LaTeX label of the statement:
+
+    - `"thm"` (AiPOD): alpha = upper / sqrt(K), beta = ratio alpha, N = terms log K.
+    - `"redu-LL"` (E-AiPOD): alpha = upper / (T sqrt(K)), delta = 1, beta = ratio alpha T,
+        p = probability sqrt(beta), N = terms log(1 / alpha).
+    - `"redu-UL"` (E-AiPOD): the same with delta = sqrt(T). It asks for lower batches T times as
+        large, which is for the caller to give.
+    - `"cor-E2"` (E2-AiPOD): alpha = upper / sqrt(K), beta = ratio alpha, rho = adjoint / sqrt(K),
+        p = q = probability K^(-1/4), T = K^(1/4), N = terms log K. With rho this small N steps
+        from zero leave most of the adjoint unsolved; the paper's own proof takes N = O(1 / alpha).
+
+    **Arguments:**
+
+    - `steps` [K]: outer steps.
+    - `rule`: which statement.
+    - `upper` [alpha bar], `ratio` [beta / (alpha T)], `probability`, `adjoint`, `terms`: constants.
+    - `upper_steps` [T]: default 1, and for `"cor-E2"` K^(1/4).
+    - `longest`: no step is longer; 1 / l_g1 for beta and rho.
+
+    !!! example
+        ```python
+        solver = aipod.EAiPOD(**aipod.stepsize.theory(10_000, "redu-LL", upper_steps=2))
+        ```
+    """
+    check_steps(steps, "steps (K)")
+    if rule not in ("thm", "redu-LL", "redu-UL", "cor-E2"):
+        raise ValueError(
+            f'rule must be "thm", "redu-LL", "redu-UL" or "cor-E2", the paper\'s labels, got '
+            f"{rule!r}."
+        )
+    root = math.sqrt(steps)
+    if rule == "cor-E2":
+        count = upper_steps or max(1, round(steps**0.25))
+        alpha = min(longest, upper / root)
+        chance = min(1.0, probability / steps**0.25)
+        return {
+            "upper_lr": alpha,
+            "lower_lr": min(longest, ratio * alpha),
+            "adjoint_lr": min(longest, adjoint / root),
+            "lower_prob": chance,
+            "adjoint_prob": chance,
+            "upper_steps": count,
+            "adjoint_steps": max(1, math.ceil(terms * math.log(steps))),
+        }
+    count = upper_steps or 1
+    alpha = min(longest, upper / (count * root))
+    beta = min(longest, ratio * alpha * count)
+    series = {"adjoint_steps": max(1, math.ceil(terms * math.log(max(1 / alpha, steps))))}
+    if rule == "thm":
+        if count != 1:
+            raise ValueError('upper_steps belongs to E-AiPOD: use the rule "redu-LL" or "redu-UL".')
+        return {"upper_lr": alpha, "lower_lr": beta} | series
+    return {
+        "upper_lr": alpha,
+        "lower_lr": beta,
+        "lower_prob": min(1.0, probability * math.sqrt(beta)),
+        "upper_steps": count,
+        "extrapolation": math.sqrt(count) if rule == "redu-UL" else 1.0,
+    } | series

@@ -327,3 +327,23 @@ def test_every_solver_makes_progress_on_every_problem(solver, case):
     state = run(case.problem, solver, case.x, case.y, 100)
     assert value(state.x) < value(start)
     assert int(state.step) == 100
+
+
+def test_the_choices_of_the_theorems_scale_as_they_say():
+    theory = aipod.stepsize.theory
+    small, large = (theory(K, "thm") for K in (10_000, 1_000_000))
+    assert small["upper_lr"] / large["upper_lr"] == pytest.approx(10)
+    assert large["adjoint_steps"] == pytest.approx(small["adjoint_steps"] * 1.5, abs=1)
+    small, large = (theory(K, "redu-LL", upper_steps=4, ratio=0.5) for K in (10_000, 1_000_000))
+    assert small["lower_prob"] / large["lower_prob"] == pytest.approx(10**0.5)
+    assert small["upper_lr"] == pytest.approx(1 / (4 * 100))
+    assert small["lower_lr"] == pytest.approx(0.5 / 100)
+    assert theory(10_000, "redu-UL", upper_steps=4)["extrapolation"] == 2.0
+    small, large = (theory(K, "cor-E2") for K in (10_000, 160_000))
+    assert small["adjoint_prob"] / large["adjoint_prob"] == pytest.approx(2)
+    assert (small["upper_steps"], large["upper_steps"]) == (10, 20)
+    with pytest.raises(ValueError, match=r"labels.*theorem 1"):
+        theory(100, "theorem 1")
+    makers = {"thm": aipod.AiPOD, "redu-LL": aipod.EAiPOD, "redu-UL": aipod.EAiPOD}
+    for rule, make in (makers | {"cor-E2": aipod.E2AiPOD}).items():
+        make(**theory(1000, rule))

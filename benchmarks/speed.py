@@ -1,0 +1,173 @@
+"""Outer steps per second against a plain NumPy loop of the same algorithm, and what `solve` adds.
+
+    python benchmarks/speed.py            # n = 100 and n = 2000, float64 and float32
+    python benchmarks/speed.py --quick    # n = 100 only
+
+E-AiPOD on the paper's synthetic problem (S = 5, T = 2, p = 0.3, noise 0.1). The NumPy loop has
+every pseudo-inverse and projection matrix hoisted out. All contestants run in turn, several times,
+in one process; medians and their ratio are printed. Times exclude compiling unless they say so.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp
+import numpy as np
+
+import aipod
+from aipod.experiments.synthetic import Synthetic
+
+ALPHA, BETA, PROB, LOWER, UPPER = 0.02, 0.01, 0.3, 5, 2
+KEY = jax.random.key(0)
+
+
+def numpy_loop(data: Synthetic, steps: int, dtype: type) -> np.ndarray:
+    """The algorithm as one would write it in NumPy; the last x."""
+    n = data.A.shape[1]
+    rng = np.random.default_rng(0)
+    pinv = np.linalg.pinv(data.A)
+    tangent_y = (np.eye(n) - pinv @ data.A).astype(dtype)
+    shift = (pinv @ data.H).astype(dtype)
+    tangent_x = (np.eye(n) - np.linalg.pinv(data.B) @ data.B).astype(dtype)
+    c, d = data.c.astype(dtype), data.d.astype(dtype)
+    x, y, r = np.ones(n, dtype), np.ones(n, dtype), np.zeros(n, dtype)
+
+    def noise() -> np.ndarray:
+        return 0.1 * rng.standard_normal(n, dtype=dtype)
+
+    def slope(x: np.ndarray, y: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        total = x + y
+        return np.cos(c @ x + d @ y) * direction + 2 * total / (total @ total + 1) + noise()
+
+    began = time.perf_counter()
+    for _ in range(steps):
+        anchor = -(shift @ x)
+        for _ in range(LOWER):
+            ahead = y - BETA * (y - x + noise() - r)
+            if rng.random() < PROB:
+                y = tangent_y @ (ahead - BETA / PROB * r) + anchor
+                r = r + PROB / BETA * (y - ahead)
+            else:
+                y = ahead
+        upper = slope(x, y, d)
+        z = tangent_y @ upper
+        w = z - shift.T @ (upper - z)
+        moved = x
+        for _ in range(UPPER):
+            moved = moved - ALPHA * (slope(moved, y, c) + w)
+        x = tangent_x @ moved
+    return (time.perf_counter() - began) / steps
+
+
+def contestants(data: Synthetic, dtype: type, steps: int) -> dict[str, object]:
+    problem, _ = data.problem(noise=0.1, dtype=dtype), None
+    n = data.A.shape[1]
+    start = jnp.ones(n, dtype), jnp.ones(n, dtype)
+    # grad_yy g = I: one term with eta = 1 is the whole Neumann series, in NumPy as here.
+    solver = aipod.EAiPOD(
+        upper_lr=ALPHA,
+        lower_lr=BETA,
+        lower_prob=PROB,
+        lower_steps=LOWER,
+        upper_steps=UPPER,
+        adjoint_lr=1.0,
+        adjoint_steps=1,
+    )
+    state = solver.init(problem, *start)
+
+    @jax.jit
+    def scan(state, key):
+        def body(state, _):
+            return solver.traced_step(problem, state, key), None
+
+        return jax.lax.scan(body, state, None, length=steps)[0]
+
+    def bare() -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(scan(state, KEY))
+        return (time.perf_counter() - began) / steps
+
+    def through_solve() -> float:
+        began = time.perf_counter()
+        aipod.solve(problem, solver, *start, steps, key=KEY, every=max(1, steps // 100))
+        return (time.perf_counter() - began) / steps
+
+    bare(), through_solve()  # compile
+    return {
+        "numpy": lambda: numpy_loop(data, max(20, steps // 20), dtype),
+        "bare scan": bare,
+        "aipod.solve": through_solve,
+    }
+
+
+def race(n: int, dtype: type, steps: int, rounds: int) -> None:
+    entries = contestants(Synthetic.random(n, seed=0), dtype, steps)
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    for _ in range(rounds):
+        for name, run in entries.items():
+            times[name].append(run())
+    median = {name: statistics.median(values) for name, values in times.items()}
+    own = median["aipod.solve"]
+    print(f"n = {n}, {np.dtype(dtype).name}, {steps:,} outer steps, median of {rounds}:")
+    for name, value in median.items():
+        print(f"  {name:12s} {value * 1e6:10.1f} us per outer step")
+    print(f"  aipod.solve is {median['numpy'] / own:.1f} times as fast as the NumPy loop")
+    print(f"  solve adds {100 * (own / median['bare scan'] - 1):+.1f} % to a bare scan\n")
+
+
+FIRST = """
+import time; began = time.perf_counter()
+import jax, jax.numpy as jnp, aipod
+from aipod.experiments.synthetic import Synthetic
+imported = time.perf_counter()
+problem = Synthetic.random(100, seed=0).problem(noise=0.1)
+solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0)
+aipod.solve(problem, solver, jnp.ones(100), jnp.ones(100), 400, key=jax.random.key(0))
+print(imported - began, time.perf_counter() - began)
+"""
+
+MEMORY = """
+import resource, jax, jax.numpy as jnp, aipod
+from aipod.experiments.synthetic import Synthetic
+problem = Synthetic.random(100, seed=0).problem(noise=0.1)
+solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0, adjoint_steps=1)
+peaks = []
+for steps in (1_000, 10_000, 100_000):
+    options = dict(key=jax.random.key(0), every=steps // 100)
+    aipod.solve(problem, solver, jnp.ones(100), jnp.ones(100), steps, **options)
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(*peaks)
+"""
+
+
+def fresh_process(code: str) -> list[float]:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [float(word) for word in run.stdout.split()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="n = 100 only")
+    quick = parser.parse_args().quick
+    device = jax.devices()[0]
+    print(f"jax {jax.__version__} on {device.platform}, {jax.local_device_count()} device(s)\n")
+    for dtype in (np.float64, np.float32):
+        race(100, dtype, 20_000, 7)
+        if not quick:
+            race(2000, dtype, 600, 5)
+    firsts = [fresh_process(FIRST) for _ in range(3)]
+    imported, done = (statistics.median(column) for column in zip(*firsts, strict=True))
+    print(f"first result in a new process: import {imported:.1f} s, 400 steps after {done:.1f} s")
+    peaks = fresh_process(MEMORY)
+    print("peak memory after 1e3, 1e4, 1e5 steps: " + ", ".join(f"{p:.0f} MB" for p in peaks))
+
+
+if __name__ == "__main__":
+    main()
