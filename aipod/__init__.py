@@ -4,6 +4,7 @@ from aipod.adjoint import ConjugateGradient as ConjugateGradient
 from aipod.adjoint import Direct as Direct
 from aipod.adjoint import Neumann as Neumann
 from aipod.adjoint import ProxSkipAdjoint as ProxSkipAdjoint
+from aipod.diagnose import check as check
 from aipod.hypergradient import exact_hypergradient as exact_hypergradient
 from aipod.hypergradient import exact_lower as exact_lower
 from aipod.hypergradient import hypergradient as hypergradient

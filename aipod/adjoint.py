@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._tree import axpy, cast_like
-from aipod.cost import Cost
+from aipod.cost import Cost, rounds_of
 from aipod.problem import Bilevel
 from aipod.proxskip import check_probability, proxskip
 from aipod.sampling import batch_size, draw
@@ -60,6 +60,12 @@ class AbstractAdjoint(eqx.Module):
 
 def _upper_gradient(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
     return jax.grad(problem.upper, argnums=1)(x, y, batch)
+
+
+def _cost(problem: Bilevel, projections: Array | int, **samples: Array | int) -> Cost:
+    """Of an adjoint whose every projection averages one vector of the size of y."""
+    rounds = rounds_of(problem.lower_set, projections)
+    return Cost(projections, rounds=rounds, sent_y=rounds, **samples)
 
 
 def _check_damping(damping: float) -> None:
@@ -138,7 +144,8 @@ class Neumann(AbstractAdjoint):
 
             _, total = jax.lax.fori_loop(1, self.steps, body, (first, first))
             z = optax.tree.scale(eta, total)
-        return z, state, Cost(factors + 1, 0, factors * batch_size(problem.lower_samples))
+        spent = factors * batch_size(problem.lower_samples)
+        return z, state, _cost(problem, factors + 1, lower_samples=spent)
 
 
 class ProxSkipAdjoint(AbstractAdjoint):
@@ -223,10 +230,11 @@ class ProxSkipAdjoint(AbstractAdjoint):
             steps=self.steps,
             key=key,
         )
-        cost = Cost(
+        cost = _cost(
+            problem,
             projections,
-            self.steps * batch_size(problem.upper_samples),
-            self.steps * batch_size(problem.lower_samples),
+            upper_samples=self.steps * batch_size(problem.upper_samples),
+            lower_samples=self.steps * batch_size(problem.lower_samples),
         )
         return optax.tree.scale(-1, u), (u, correction) if self.warm else None, cost
 
@@ -283,7 +291,8 @@ class ConjugateGradient(AbstractAdjoint):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        return z, state, Cost(2 * steps + 2, 0, batch_size(problem.lower_samples))
+        spent = batch_size(problem.lower_samples)
+        return z, state, _cost(problem, 2 * steps + 2, lower_samples=spent)
 
 
 def solve_projected(
@@ -382,4 +391,5 @@ class Direct(AbstractAdjoint):
         matrix = basis.T @ hessian @ basis + off.T @ off
         gradient = ravel_pytree(_upper_gradient(problem, x, y, upper_batch))[0]
         z = basis @ jnp.linalg.solve(matrix, basis.T @ gradient)
-        return restore(z), state, Cost(flat.size + 1, 0, batch_size(problem.lower_samples))
+        spent = batch_size(problem.lower_samples)
+        return restore(z), state, _cost(problem, flat.size + 1, lower_samples=spent)

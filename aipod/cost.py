@@ -1,5 +1,6 @@
 """What a step spends: the counts that the paper's complexity bounds are about."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -7,13 +8,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from aipod.sets import AbstractSet
+
 
 class Cost(eqx.Module):
-    """What one slot spent in one outer step."""
+    """What one slot spent in one outer step.
+
+    `sent_x` and `sent_y` count vectors of the size of one client's x and y that each client sends,
+    and gets back averaged, in the slot's `rounds`.
+    """
 
     projections: Array | int = 0
     upper_samples: Array | int = 0
     lower_samples: Array | int = 0
+    rounds: Array | int = 0
+    sent_x: Array | int = 0
+    sent_y: Array | int = 0
+
+
+def rounds_of(constraint: AbstractSet, projections: Array | int) -> Array | int:
+    """The communication rounds that so many projections are: all of them, or none."""
+    return projections if constraint.federated else 0
 
 
 class Counts(eqx.Module):
@@ -24,10 +39,13 @@ class Counts(eqx.Module):
     adjoint_projections: Array
     upper_samples: Array
     lower_samples: Array
+    rounds: Array
+    sent_x: Array
+    sent_y: Array
 
     @staticmethod
     def zero() -> "Counts":
-        return Counts(*(jnp.zeros((), jnp.int32) for _ in range(5)))
+        return Counts(*(jnp.zeros((), jnp.int32) for _ in dataclasses.fields(Counts)))
 
     @property
     def projections(self) -> Array:
@@ -36,12 +54,12 @@ class Counts(eqx.Module):
     def add(self, *, lower: Cost, adjoint: Cost, upper: Cost, step: Cost) -> "Counts":
         """With one outer step's costs added."""
         parts: tuple[Any, ...] = (lower, adjoint, upper, step)
-        totals: tuple[Any, ...] = (
-            upper.projections,
-            lower.projections,
-            adjoint.projections,
-            sum(part.upper_samples for part in parts),
-            sum(part.lower_samples for part in parts),
-        )
-        spent = Counts(*(jnp.asarray(total, jnp.int32) for total in totals))
+        shared = ("upper_samples", "lower_samples", "rounds", "sent_x", "sent_y")
+        totals: dict[str, Any] = {
+            "upper_projections": upper.projections,
+            "lower_projections": lower.projections,
+            "adjoint_projections": adjoint.projections,
+            **{name: sum(getattr(part, name) for part in parts) for name in shared},
+        }
+        spent = Counts(**{name: jnp.asarray(v, jnp.int32) for name, v in totals.items()})
         return jax.tree.map(jnp.add, self, spent)

@@ -20,7 +20,13 @@ from aipod._tree import is_concrete
 from aipod.adjoint import AbstractAdjoint, ConjugateGradient, solve_projected
 from aipod.problem import Bilevel
 from aipod.sampling import draw
-from aipod.stepsize import Rates, curvature_init, curvature_iterations, curvature_update
+from aipod.stepsize import (
+    Rates,
+    curvature_init,
+    curvature_iterations,
+    curvature_update,
+    hessian_product,
+)
 
 
 def implicit_term(
@@ -33,7 +39,9 @@ def implicit_term(
 
     def phi(moving: PyTree) -> Array:
         followed = problem.lower_set.follow(y, moving)
-        _, along_z = jax.jvp(lambda t: problem.lower(moving, t, lower_batch), (followed,), (z,))
+        # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
+        slope = jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch)
+        along_z = optax.tree.vdot(slope, z)
         if not problem.lower_set.coupled:
             return -along_z
         return problem.upper(x, followed, upper_batch) - along_z
@@ -193,11 +201,14 @@ def _newton(
 
     start = lower_set.project(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), y0))
     gradient, size = slope(start)
-    # The gradient before projection sets the scale: at a solution it need not vanish.
-    scale = jnp.maximum(optax.tree.norm(gradient), size)
     carry = (start, gradient, size, jnp.zeros((), int), size > 0)
     y, gradient, size, _, _ = jax.lax.while_loop(going, newton, carry)
-    scale = jnp.maximum(scale, optax.tree.norm(gradient))
+    # What a gradient is compared with to be zero: its own part off the set, and the change of it
+    # over a distance of the size of y (or 1). Where the run began does not count: a function
+    # without a minimiser has small gradients far out too.
+    ones = optax.tree.ones_like(y)
+    across = optax.tree.norm(hessian_product(objective, y, ones)) / optax.tree.norm(ones)
+    scale = jnp.maximum(optax.tree.norm(gradient), across * jnp.maximum(1.0, optax.tree.norm(y)))
     return y, size, scale, size <= eps**0.6 * scale
 
 

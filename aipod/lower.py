@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._tree import axpy, cast_like
-from aipod.cost import Cost
+from aipod.cost import Cost, rounds_of
 from aipod.problem import Bilevel
 from aipod.proxskip import check_probability, proxskip, step_keys
 from aipod.sampling import batch_size, draw
@@ -85,7 +85,9 @@ class ProjectedSGD(AbstractLower):
 
         y, _ = jax.lax.scan(body, y, step_keys(key, self.steps)[1])
         spent = self.steps * batch_size(problem.lower_samples)
-        return y, state, Cost(self.steps, 0, spent)
+        rounds = rounds_of(lower_set, self.steps)
+        cost = Cost(self.steps, lower_samples=spent, rounds=rounds, sent_y=rounds)
+        return y, state, cost
 
 
 class ProxSkip(AbstractLower):
@@ -150,4 +152,6 @@ class ProxSkip(AbstractLower):
             key=key,
         )
         spent = self.steps * batch_size(problem.lower_samples)
-        return y, correction, Cost(projections, 0, spent)
+        rounds = rounds_of(lower_set, projections)
+        cost = Cost(projections, lower_samples=spent, rounds=rounds, sent_y=rounds)
+        return y, correction, cost

@@ -96,6 +96,11 @@ class Bilevel(eqx.Module):
         """Raises `ValueError` when x, y, the sets and the objectives do not fit together."""
         for name, tree in (("x0", x), ("y0", y)):
             for leaf in jax.tree.leaves(tree):
+                if not eqx.is_array_like(leaf):
+                    raise ValueError(
+                        f"{name} holds a {type(leaf).__name__}, but x and y are pytrees of arrays: "
+                        "keep functions out, as with equinox.partition(model, equinox.is_array)."
+                    )
                 if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                     raise ValueError(
                         f"{name} must hold real floating-point arrays, found "
@@ -140,10 +145,12 @@ class Bilevel(eqx.Module):
 
 def _constant(samples: Sampler | None) -> Sampler | None:
     """The sampler that always gives the expectation of this one."""
-    return None if samples is None else _Constant(expected(samples))
+    return None if samples is None else Constant(expected(samples))
 
 
-class _Constant(eqx.Module):
+class Constant(eqx.Module):
+    """The sampler that always gives one batch."""
+
     batch: Any
 
     def __call__(self, key: Any) -> Any:
@@ -157,7 +164,14 @@ def _check_objective(
     name: str, objective: Objective, samples: Sampler | None, x: PyTree, y: PyTree
 ) -> None:
     batch = None if samples is None else eqx.filter_eval_shape(samples, jax.random.key(0))
-    value = eqx.filter_eval_shape(objective, x, y, batch)
+    try:
+        value = eqx.filter_eval_shape(objective, x, y, batch)
+    except Exception as error:
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((x, y))]
+        raise ValueError(
+            f"{name}(x, y, batch) raised {type(error).__name__} on arrays of shapes {shapes}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no message'}"
+        ) from error
     shape = getattr(value, "shape", None)
     if shape != ():
         raise ValueError(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from aipod.cost import Counts
 from aipod.problem import Bilevel
 from aipod.solvers import State
 
@@ -31,7 +32,9 @@ class Result(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The totals of a run: projections and samples of each kind.
+    """The totals of a run: projections and samples of each kind, and in a federation what was sent.
+
+    A round is an average that crosses clients; bytes are those that one client sends and gets.
 
     !!! example
         ```python
@@ -44,6 +47,9 @@ class Ledger:
     adjoint_projections: int = 0
     upper_samples: int = 0
     lower_samples: int = 0
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
     @property
     def projections(self) -> int:
@@ -55,20 +61,68 @@ class Ledger:
         """Samples of both levels."""
         return self.upper_samples + self.lower_samples
 
-    def plus(self, counts: Any) -> "Ledger":
-        """With the counts of a piece of the run added."""
-        return Ledger(
-            **{
-                field.name: getattr(self, field.name) + int(getattr(counts, field.name))
-                for field in dataclasses.fields(self)
-            }
-        )
-
     def asdict(self) -> dict[str, int]:
         return dataclasses.asdict(self) | {
             "projections": self.projections,
             "samples": self.samples,
         }
+
+
+# The columns that every history has; the last three in a federation only.
+RECORDED = (
+    "step",
+    "upper_projections",
+    "lower_projections",
+    "adjoint_projections",
+    "samples",
+    "upper_samples",
+    "lower_samples",
+    "rounds",
+    "bytes_up",
+    "bytes_down",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What one client's x and y weigh on the wire: turns a chunk's counts into a ledger's."""
+
+    federated: bool
+    x: int
+    y: int
+
+    @staticmethod
+    def of(problem: Bilevel, state: State) -> "Price":
+        sets = problem.upper_set, problem.lower_set
+        return Price(
+            federated=any(s.federated for s in sets),
+            x=sets[0].message_size(state.x),
+            y=sets[1].message_size(state.y),
+        )
+
+    def _priced(self, counts: Mapping[str, Any], before: Ledger) -> dict[str, Any]:
+        """Totals for each field of a ledger, from counts (numbers or columns) since `before`."""
+        sent = counts["sent_x"] * self.x + counts["sent_y"] * self.y
+        spent = {**counts, "bytes_up": sent, "bytes_down": sent}
+        return {
+            field.name: spent[field.name] + getattr(before, field.name)
+            for field in dataclasses.fields(Ledger)
+        }
+
+    def total(self, counts: Counts, before: Ledger) -> Ledger:
+        """The ledger after a chunk."""
+        numbers = {f.name: int(getattr(counts, f.name)) for f in dataclasses.fields(Counts)}
+        return Ledger(**self._priced(numbers, before))
+
+    def rows(self, rows: Mapping[str, np.ndarray], before: Ledger) -> dict[str, np.ndarray]:
+        """The recorded rows of a chunk as columns of the history, counts first."""
+        names = [field.name for field in dataclasses.fields(Counts)]
+        totals = self._priced({name: rows[name].astype(np.int64) for name in names}, before)
+        totals["samples"] = totals["upper_samples"] + totals["lower_samples"]
+        totals["step"] = rows["step"].astype(np.int64)
+        kept = RECORDED if self.federated else RECORDED[:-3]
+        metrics = {k: v for k, v in rows.items() if k not in names and k != "step"}
+        return {name: totals[name] for name in kept} | metrics
 
 
 class History(Mapping[str, np.ndarray]):

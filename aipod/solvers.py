@@ -133,9 +133,8 @@ class Alternating(eqx.Module):
             problem, x, y, implicit, upper_batch, state.upper, rates, key=upper_key
         )
         own_cost = Cost(
-            0,
-            batch_size(problem.upper_samples),
-            batch_size(problem.lower_samples) + spent_on_curvature,
+            upper_samples=batch_size(problem.upper_samples),
+            lower_samples=batch_size(problem.lower_samples) + spent_on_curvature,
         )
         counts = state.counts.add(
             lower=lower_cost, adjoint=adjoint_cost, upper=upper_cost, step=own_cost

@@ -94,7 +94,7 @@ class Rates(eqx.Module):
 def power_iteration(
     matvec: Callable[[PyTree], PyTree], start: PyTree, iterations: int | Array
 ) -> tuple[Array, PyTree]:
-    """The size of the largest eigenvalue of a symmetric map, and its (approximate) eigenvector."""
+    """The size of a map's largest eigenvalue, and its vector; symmetric in some inner product."""
     tiny = jnp.finfo(jnp.result_type(*jax.tree.leaves(start))).tiny
 
     def body(_: Any, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
@@ -146,7 +146,9 @@ def curvature_update(
     batch = draw(problem.lower_samples, key)
 
     def matvec(v: PyTree) -> PyTree:
-        return hessian_product(lambda t: problem.lower(x, t, batch), y, v)
+        # In the inner product of the set: that is the Hessian the steps along riesz(g) meet.
+        product = hessian_product(lambda t: problem.lower(x, t, batch), y, v)
+        return problem.lower_set.riesz(product)
 
     count = jnp.where(step == 0, _COLD_ITERATIONS + iterations, iterations)
     estimate, vector = power_iteration(matvec, state.vector, count)

@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._tree import axpy, cast_like, is_concrete
-from aipod.cost import Cost
+from aipod.cost import Cost, rounds_of
 from aipod.hypergradient import upper_gradient
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
@@ -51,6 +51,18 @@ def _check_upper_rate(lr: StepSize | None) -> None:
         )
     if lr is not None:
         check_rate(lr, "upper_lr")
+
+
+def _cost(
+    problem: Bilevel,
+    projections: Array | int,
+    *,
+    rounds: Array | int | None = None,
+    upper_samples: int = 0,
+) -> Cost:
+    """Of an upper slot that averages one vector of the size of x in each of its rounds."""
+    sent = rounds_of(problem.upper_set, projections if rounds is None else rounds)
+    return Cost(projections, upper_samples=upper_samples, rounds=sent, sent_x=sent)
 
 
 def _direction(problem: Bilevel, x: PyTree, y: PyTree, implicit: PyTree, batch: Any) -> PyTree:
@@ -117,9 +129,10 @@ class EveryStep(AbstractUpper):
         if self.optimizer is not None:
             along = cast_like(problem.upper_set.tangent(direction), x)
             x, state = _optimizer_step(problem, self.optimizer, along, state, x)
-            return x, state, Cost(2)
+            # x + u agrees between clients as P g does: the second projection sends nothing.
+            return x, state, _cost(problem, 2, rounds=1)
         moved = problem.upper_set.project(axpy(x, -rates(self.lr), direction))
-        return cast_like(moved, x), state, Cost(1)
+        return cast_like(moved, x), state, _cost(problem, 1)
 
 
 class Delayed(AbstractUpper):
@@ -192,11 +205,12 @@ class Delayed(AbstractUpper):
         if self.steps > 1:
             moved, _ = jax.lax.scan(body, moved, jax.random.split(key, self.steps - 1))
         landed = cast_like(problem.upper_set.project(moved), x)
-        cost = Cost(1, (self.steps - 1) * batch_size(problem.upper_samples), 0)
+        spent = (self.steps - 1) * batch_size(problem.upper_samples)
+        cost = _cost(problem, 1, upper_samples=spent)
         if self.optimizer is not None:
             along = optax.tree.sub(x, landed)
             x, state = _optimizer_step(problem, self.optimizer, along, state, x)
-            return x, state, Cost(2, cost.upper_samples, 0)
+            return x, state, _cost(problem, 2, rounds=1, upper_samples=spent)
         if isinstance(self.delta, float | int) and self.delta == 1:
             return landed, state, cost
         return axpy(x, self.delta, optax.tree.sub(landed, x)), state, cost
@@ -260,4 +274,4 @@ class Periodic(AbstractUpper):
             return cast_like(problem.upper_set.project(moved), moved)
 
         new = jax.lax.cond(due, projected, lambda: moved)
-        return new, state, Cost(jnp.asarray(due, jnp.int32))
+        return new, state, _cost(problem, jnp.asarray(due, jnp.int32))

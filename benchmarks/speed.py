@@ -15,14 +15,13 @@ import sys
 import time
 
 import jax
-
-jax.config.update("jax_enable_x64", True)
-
 import jax.numpy as jnp
 import numpy as np
 
 import aipod
 from aipod.experiments.synthetic import Synthetic
+
+jax.config.update("jax_enable_x64", True)
 
 ALPHA, BETA, PROB, LOWER, UPPER = 0.02, 0.01, 0.3, 5, 2
 KEY = jax.random.key(0)

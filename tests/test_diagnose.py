@@ -11,8 +11,8 @@ import scipy.linalg
 from jax.flatten_util import ravel_pytree
 
 import aipod
-from aipod._measure import mismatch
 from aipod.diagnose import Report, check
+from aipod.diagnose._measure import mismatch
 
 from .problems import CASES, Case, positive_definite, repeat_rows
 

@@ -77,7 +77,7 @@ def test_chunks_and_recording_never_change_a_trajectory(monkeypatch):
 
 
 def test_more_rows_than_one_chunk_holds(monkeypatch):
-    monkeypatch.setitem(aipod.solve.__globals__, "_ROWS", 4)
+    monkeypatch.setattr("aipod.chunk.ROWS", 4)
     solution = solve(30, every=1)
     np.testing.assert_array_equal(solution.history["step"], np.arange(1, 31))
 
@@ -254,7 +254,8 @@ def test_progress_reports(capsys):
 
 def test_captured_arrays_are_arguments_of_the_program():
     """A 3 MB array in a user's closure must not become a constant of the compiled program."""
-    from aipod.solve import _Program, _Run
+    from aipod.chunk import Program
+    from aipod.solve import _Run
 
     big = jnp.asarray(np.random.default_rng(0).normal(size=(50_000, 8)))
     problem = aipod.Bilevel(
@@ -265,7 +266,7 @@ def test_captured_arrays_are_arguments_of_the_program():
     state = solver.init(problem, jnp.ones(8), jnp.ones(8))
     run = _Run(problem, solver, state, KEY, None, 10, 10, aipod.Stop())
     arrays, static = eqx.partition((problem, solver, None), eqx.is_array)
-    program = _Program(static, (arrays, state, KEY, run.limits(10)))
+    program = Program(static, (arrays, state, KEY, run.limits(10)))
     assert any(leaf.shape == big.shape for leaf in program.captured)
     assert len(program.compiled.as_text()) < 2e6
 

@@ -281,7 +281,8 @@ def _as_map(A: Any) -> tuple[DenseMap | IterativeMap, np.ndarray | None]:
     if isinstance(A, BCOO):
         A = bcoo_to_scipy(A)
     if scipy.sparse.issparse(A):
-        require_finite(A.data, "A")
+        entries: Any = A
+        require_finite(entries.tocoo().data, "A")
         return sparse_map(A, jnp.result_type(float), scale_rows=True)
     if not hasattr(A, "__array__") and not isinstance(A, list | tuple):
         raise ValueError(

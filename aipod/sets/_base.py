@@ -37,6 +37,15 @@ class AbstractSet(eqx.Module):
         """Whether the set moves with x."""
         return False
 
+    @property
+    def federated(self) -> bool:
+        """Whether a projection crosses clients, and so is a communication round."""
+        return False
+
+    def message_size(self, y: PyTree) -> int:
+        """The bytes that one client sends of y in a projection; 0 where nothing is sent."""
+        return 0
+
     def at(self, x: PyTree) -> "AbstractSet":
         """The set with x fixed: loops over y then compute its anchor once."""
         return self

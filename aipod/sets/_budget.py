@@ -16,6 +16,7 @@ from aipod.sets._base import (
     largest,
     require_concrete,
     require_finite,
+    total_size,
 )
 
 
@@ -112,3 +113,10 @@ class Budget(AbstractSet):
                 f"{name} is a Budget with weights of shape {describe_shapes(self.weights)}, but "
                 f"the point has shape {describe_shapes(y)}: one weight is needed for each entry."
             )
+        if self.coupling is not None:
+            value = jax.eval_shape(self.coupling, x)
+            if total_size(value) != 1:
+                raise ValueError(
+                    f"{name} is a Budget, whose coupling h(x) must be one number, but it has shape "
+                    f"{describe_shapes(value)}."
+                )

@@ -76,6 +76,13 @@ class Consensus(AbstractSet):
         weights = self.weights
         return jax.tree.map(lambda leaf: leaf / (leaf.shape[0] * _beside(weights, leaf)), gradient)
 
+    @property
+    def federated(self) -> bool:
+        return True
+
+    def message_size(self, y: PyTree) -> int:
+        return sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
+
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
         return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
 

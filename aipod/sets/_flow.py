@@ -86,6 +86,12 @@ class Flow(AbstractLinearSet):
             self._require_nonempty(self.target, "the Flow set (does each demand sum to zero?)")
             self.particular = self._pinv(self.target)
 
+    @property
+    def rank(self) -> int | None:
+        """Of all commodities together; None where the graph was too large to factor."""
+        own = self.map.rank
+        return None if own is None else own * int(np.prod(self.target.shape[:-1], dtype=int))
+
     def _shape(self) -> tuple[int, ...]:
         return (*self.target.shape[:-1], self.map.in_structure.shape[0])
 

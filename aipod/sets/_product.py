@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from aipod.sets._base import AbstractSet
@@ -58,6 +59,13 @@ class Product(AbstractSet):
     @property
     def coupled(self) -> bool:
         return any(s.coupled for s in self._sets())
+
+    @property
+    def federated(self) -> bool:
+        return any(s.federated for s in self._sets())
+
+    def message_size(self, y: PyTree) -> int:
+        return sum(jax.tree.leaves(self._each(lambda s, part: s.message_size(part), y)))
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self._each(lambda s, part: s.project(part, x), y)

@@ -12,9 +12,9 @@ import scipy.linalg
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._findings import Spectrum
-from aipod._measure import precision
 from aipod._tree import cast_like
+from aipod.diagnose._findings import Spectrum
+from aipod.diagnose._measure import precision
 from aipod.problem import Bilevel
 from aipod.sampling import draw
 from aipod.sets import AbstractSet

@@ -54,10 +54,7 @@ def constraints(set_: AbstractSet, point: PyTree) -> tuple[int | None, int | Non
         rank = total_size(point) // clients * (clients - 1)
         return rank, rank
     if isinstance(set_, AbstractLinearSet):
-        rows = total_size(set_.target)
-        # A Flow of several commodities has a target for each of them and one map for all.
-        own = sum(s.size for s in jax.tree.leaves(set_.map.out_structure))
-        return rows, None if set_.rank is None else set_.rank * (rows // max(own, 1))
+        return total_size(set_.target), set_.rank
     if isinstance(set_, Product):
         sets = set_.parts
         labels = sets if isinstance(sets, dict) else range(len(sets))

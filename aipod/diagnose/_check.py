@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from aipod._findings import Finding as Finding
-from aipod._findings import LowerCurvature as LowerCurvature
-from aipod._findings import Notes, count, first_line
-from aipod._findings import Report as Report
-from aipod._findings import Spectrum as Spectrum
-from aipod._lanczos import kernel_spectrum, spectrum
-from aipod._measure import (
+from aipod._tree import all_finite, cast_like
+from aipod.adjoint import ConjugateGradient
+from aipod.diagnose._findings import LowerCurvature, Notes, Report, count, first_line
+from aipod.diagnose._lanczos import kernel_spectrum, spectrum
+from aipod.diagnose._measure import (
     constraints,
     gradient_error,
     hypergradient_error,
@@ -24,10 +22,8 @@ from aipod._measure import (
     upper_curvature,
     values_and_gradients,
 )
-from aipod._tree import all_finite, cast_like
-from aipod.adjoint import ConjugateGradient
 from aipod.hypergradient import exact_lower, hypergradient
-from aipod.problem import Bilevel, _Constant
+from aipod.problem import Bilevel, Constant
 from aipod.sampling import Sampler, draw, expected
 from aipod.sets import AbstractSet
 from aipod.sets._base import largest, total_size
@@ -154,13 +150,13 @@ def _check_samplers(
         samples: Sampler | None = getattr(problem, name)
         batch, other = (draw(samples, k) for k in keys)
         deterministic = same_batch(batch, other)
-        drawn.append(_Constant(batch))
+        drawn.append(Constant(batch))
         kind = "deterministic" if deterministic else "random"
         try:
-            fixed.append(_Constant(expected(samples)))
+            fixed.append(Constant(expected(samples)))
             notes.ok(name, "none." if samples is None else f"{kind}, with a known expectation.")
         except Exception as error:
-            fixed.append(_Constant(batch))
+            fixed.append(Constant(batch))
             known = known and deterministic
             if deterministic:
                 notes.ok(name, "deterministic: two keys give the same batch.")
