@@ -1,5 +1,6 @@
 """Stochastic bilevel optimisation under linear equality constraints at both levels."""
 
+from aipod import federated as federated
 from aipod.adjoint import ConjugateGradient as ConjugateGradient
 from aipod.adjoint import Direct as Direct
 from aipod.adjoint import Neumann as Neumann
@@ -13,6 +14,7 @@ from aipod.lower import ProjectedSGD as ProjectedSGD
 from aipod.lower import ProxSkip as ProxSkip
 from aipod.problem import Bilevel as Bilevel
 from aipod.problem import Composite as Composite
+from aipod.sampling import ClientMinibatches as ClientMinibatches
 from aipod.sampling import FullBatch as FullBatch
 from aipod.sampling import Minibatches as Minibatches
 from aipod.sampling import Noise as Noise

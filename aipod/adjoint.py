@@ -124,12 +124,17 @@ class Neumann(AbstractAdjoint):
         objective, samples = problem.lower_at(x, draws=self.steps)
         lower_set = problem.lower_set
         gradient = _upper_gradient(problem, x, y, upper_batch)
-        first = cast_like(lower_set.tangent(lower_set.riesz(gradient)), y)
+
+        def average(n: Array | int, v: PyTree) -> PyTree:
+            chosen = lower_set.for_round(jax.random.fold_in(key, self.steps + n))
+            return cast_like(chosen.tangent(v), y)
+
+        first = average(0, lower_set.riesz(gradient))
 
         def factor(n: Array, v: PyTree) -> PyTree:
             batch = draw(samples, jax.random.fold_in(key, n))
             product = hessian_product(lambda t: objective(t, batch), y, v, self.damping)
-            return cast_like(lower_set.tangent(axpy(v, -eta, lower_set.riesz(product))), v)
+            return average(n, axpy(v, -eta, lower_set.riesz(product)))
 
         if self.random:
             factors = jax.random.randint(jax.random.fold_in(key, 0), (), 0, self.steps)
@@ -222,7 +227,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
         start, correction = state if self.warm else (zeros, zeros)
         u, correction, projections = proxskip(
             gradient,
-            lower_set.tangent,
+            lower_set.directions(),
             start,
             correction,
             rate=rates(self.lr),

@@ -80,7 +80,8 @@ class ProjectedSGD(AbstractLower):
 
         def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
             gradient = jax.grad(objective)(point, draw(samples, draw_key))
-            new = lower_set.project(axpy(point, -rate, lower_set.riesz(gradient)))
+            chosen = lower_set.for_round(jax.random.fold_in(draw_key, 1))
+            new = chosen.project(axpy(point, -rate, lower_set.riesz(gradient)))
             return cast_like(new, point), None
 
         y, _ = jax.lax.scan(body, y, step_keys(key, self.steps)[1])
@@ -143,7 +144,7 @@ class ProxSkip(AbstractLower):
 
         y, correction, projections = proxskip(
             gradient,
-            lower_set.project,
+            lower_set,
             y,
             state,
             rate=rates(self.lr),

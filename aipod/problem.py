@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from aipod._tree import all_finite
-from aipod.sampling import FullBatch, Sampler, batch_size, expected
+from aipod.sampling import Sampler, batch_size, expected
 from aipod.sets import AbstractSet, Free
 
 Objective = Callable[[PyTree, PyTree, Any], Array]
@@ -136,9 +136,10 @@ class Bilevel(eqx.Module):
         samples: Any = self.lower_samples
         if isinstance(self.lower, Composite) and hasattr(samples, "map"):
             head, features = self.lower.head, self.lower.features
-            pool = FullBatch(expected(samples)).size
-            if pool <= draws * batch_size(samples):
-                mapped = samples.map(lambda data: (features(x, data), data))
+            # Also for clients: pool and batch are both counted for each of them there.
+            per_draw = getattr(samples, "per_client", batch_size(samples)) or samples.pool
+            if samples.pool <= draws * per_draw:
+                mapped = samples.map(lambda batch: (features(x, batch), batch))
                 return lambda y, batch: head(batch[0], y, batch[1]), mapped
         return lambda y, batch: self.lower(x, y, batch), samples
 

@@ -14,11 +14,12 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._tree import axpy, cast_like
+from aipod.sets import AbstractSet
 
 
 def proxskip(
     gradient: Callable[[PyTree, PRNGKeyArray], PyTree],
-    project: Callable[[PyTree], PyTree],
+    constraint: AbstractSet,
     start: PyTree,
     correction: PyTree,
     *,
@@ -28,6 +29,8 @@ def proxskip(
     key: PRNGKeyArray,
 ) -> tuple[PyTree, PyTree, Array]:
     """`steps` iterations; the last iterate, the last correction, and how often it projected.
+
+    The projection is that of `constraint`, a set with x fixed.
 
     v_hat = v - rate (gradient(v) - r)
     with probability p:   v <- project(v_hat - (rate / p) r),   r <- r + (p / rate) (v - v_hat)
@@ -43,9 +46,12 @@ def proxskip(
         ahead = axpy(point, -rate, slope)
 
         def projected() -> tuple[PyTree, PyTree]:
-            new = cast_like(project(axpy(ahead, -rate / probability, residual)), point)
+            chosen = constraint.for_round(jax.random.fold_in(draw_key, 1))
+            correction = optax.tree.scale(rate / probability, residual)
+            new = cast_like(chosen.project_corrected(ahead, correction), point)
             moved = optax.tree.sub(new, ahead)
-            return new, axpy(residual, probability / rate, moved)
+            corrected = axpy(residual, probability / rate, moved)
+            return new, chosen.keep_absent(corrected, residual)
 
         def skipped() -> tuple[PyTree, PyTree]:
             return ahead, residual

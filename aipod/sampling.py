@@ -10,8 +10,9 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._tree import all_finite
 
@@ -81,6 +82,11 @@ class FullBatch(eqx.Module):
         leaves = jax.tree.leaves(self.data)
         return max((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), default=1)
 
+    @property
+    def pool(self) -> int:
+        """How many examples there are to draw from."""
+        return self.size
+
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         return self.data
 
@@ -88,7 +94,7 @@ class FullBatch(eqx.Module):
         return self.data
 
     def map(self, function: Callable[[PyTree], PyTree]) -> Self:
-        """The same sampler over function(data); `function` acts on each example."""
+        """The sampler of function(batch), for a function that acts on each example."""
         return eqx.tree_at(lambda s: s.data, self, function(self.data))
 
 
@@ -128,19 +134,23 @@ class Minibatches(eqx.Module):
                 "replace=True, or use aipod.FullBatch."
             )
 
+    @property
+    def pool(self) -> int:
+        """How many examples there are to draw from."""
+        return int(jnp.shape(jax.tree.leaves(self.data)[0])[0])
+
     def __call__(self, key: PRNGKeyArray) -> PyTree:
-        length = jnp.shape(jax.tree.leaves(self.data)[0])[0]
         if self.replace:
-            index = jax.random.randint(key, (self.size,), 0, length)
+            index = jax.random.randint(key, (self.size,), 0, self.pool)
         else:
-            index = jax.random.permutation(key, length)[: self.size]
+            index = jax.random.permutation(key, self.pool)[: self.size]
         return jax.tree.map(lambda leaf: leaf[index], self.data)
 
     def expected(self) -> PyTree:
         return self.data
 
     def map(self, function: Callable[[PyTree], PyTree]) -> Self:
-        """The same sampler over function(data); `function` acts on each example."""
+        """The sampler of function(batch), for a function that acts on each example."""
         return eqx.tree_at(lambda s: s.data, self, function(self.data))
 
 
@@ -209,3 +219,97 @@ class Noise(eqx.Module):
 
     def expected(self) -> LinearNoise:
         return LinearNoise(None, self.scale, expected(self.samples))
+
+
+class ClientBatch(eqx.Module):
+    """One batch for each client, on the leading axis of `data`.
+
+    `weights`, where given, says how much each example counts in its client's loss; a client with
+    fewer examples than the axis is long has zeros at the end. Without, all count alike.
+    """
+
+    data: PyTree
+    weights: Array | None = None
+
+
+class ClientMinibatches(eqx.Module):
+    """Batches of `batch_size` examples of each client, drawn uniformly with replacement.
+
+    **Arguments:**
+
+    - `data`: a pytree of arrays with axes (client, example, ...).
+    - `batch_size`: examples of each client in a batch; None for all of them, every time.
+    - `counts`: how many examples each client has, where some have fewer than the axis is long.
+
+    !!! example
+        ```python
+        samples = aipod.ClientMinibatches((inputs, labels), 64)  # inputs: (clients, examples, d)
+        ```
+    """
+
+    batch: PyTree
+    counts: Array | None
+    clients: int = eqx.field(static=True)
+    pool: int = eqx.field(static=True)
+    per_client: int | None = eqx.field(static=True)
+
+    def __init__(
+        self, data: PyTree, batch_size: int | None, *, counts: ArrayLike | None = None
+    ) -> None:
+        data = _as_data(data, "ClientMinibatches")
+        self.clients = _length(data, "ClientMinibatches")
+        shapes = {jnp.shape(leaf)[:2] for leaf in jax.tree.leaves(data)}
+        if len(shapes) != 1 or len(next(iter(shapes))) != 2:
+            raise ValueError(
+                "ClientMinibatches: every array of data must have the axes (client, example, ...), "
+                f"the first two alike; the shapes are {sorted(shapes)}."
+            )
+        self.pool = next(iter(shapes))[1]
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, or None for all, got {batch_size}.")
+        self.per_client = batch_size
+        self.counts = None
+        if counts is not None:
+            given = np.asarray(counts)
+            if given.shape != (self.clients,) or given.min() < 1 or given.max() > self.pool:
+                raise ValueError(
+                    f"counts must give each of the {self.clients} clients at least 1 and at most "
+                    f"{self.pool} examples: leave out clients that have none."
+                )
+            if given.min() < self.pool:
+                self.counts = jnp.asarray(given, jnp.int32)
+        whole = ClientBatch(data)
+        self.batch = _weighted(whole, self.counts) if batch_size is None else whole
+
+    @property
+    def size(self) -> int:
+        """Examples in one draw, of all clients together."""
+        return self.clients * (self.pool if self.per_client is None else self.per_client)
+
+    def __call__(self, key: PRNGKeyArray) -> PyTree:
+        if self.per_client is None:
+            return self.expected()
+        shape = (self.clients, self.per_client)
+        if self.counts is None:
+            index = jax.random.randint(key, shape, 0, self.pool)
+        else:
+            index = jax.random.randint(key, shape, 0, self.counts[:, None])
+        return jax.tree.map(
+            lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
+        )
+
+    def expected(self) -> PyTree:
+        return self.batch if self.per_client is None else _weighted(self.batch, self.counts)
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> Self:
+        """The sampler of function(batch), for a function that acts on each example."""
+        return eqx.tree_at(lambda s: s.batch, self, function(self.batch))
+
+
+def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:
+    """The batch of all data, with what the padding counts: nothing."""
+    if counts is None:
+        return batch
+    pool = jax.tree.leaves(batch.data)[0].shape[1]
+    present = jnp.arange(pool)[None, :] < counts[:, None]
+    return ClientBatch(batch.data, present / counts[:, None])

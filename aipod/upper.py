@@ -127,11 +127,11 @@ class EveryStep(AbstractUpper):
     ) -> tuple[PyTree, PyTree, Cost]:
         direction = _direction(problem, x, y, implicit, batch)
         if self.optimizer is not None:
-            along = cast_like(problem.upper_set.tangent(direction), x)
+            along = cast_like(problem.upper_set.for_round(key).tangent(direction), x)
             x, state = _optimizer_step(problem, self.optimizer, along, state, x)
             # x + u agrees between clients as P g does: the second projection sends nothing.
             return x, state, _cost(problem, 2, rounds=1)
-        moved = problem.upper_set.project(axpy(x, -rates(self.lr), direction))
+        moved = problem.upper_set.for_round(key).project(axpy(x, -rates(self.lr), direction))
         return cast_like(moved, x), state, _cost(problem, 1)
 
 
@@ -204,7 +204,7 @@ class Delayed(AbstractUpper):
         moved = local(x, batch)
         if self.steps > 1:
             moved, _ = jax.lax.scan(body, moved, jax.random.split(key, self.steps - 1))
-        landed = cast_like(problem.upper_set.project(moved), x)
+        landed = cast_like(problem.upper_set.for_round(key).project(moved), x)
         spent = (self.steps - 1) * batch_size(problem.upper_samples)
         cost = _cost(problem, 1, upper_samples=spent)
         if self.optimizer is not None:
@@ -271,7 +271,7 @@ class Periodic(AbstractUpper):
         due = rates.step % self.steps == 0
 
         def projected() -> PyTree:
-            return cast_like(problem.upper_set.project(moved), moved)
+            return cast_like(problem.upper_set.for_round(key).project(moved), moved)
 
         new = jax.lax.cond(due, projected, lambda: moved)
         return new, state, _cost(problem, jnp.asarray(due, jnp.int32))

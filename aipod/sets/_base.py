@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._tree import all_finite, is_concrete
+from aipod._tree import all_finite, axpy, is_concrete
 
 
 class AbstractSet(eqx.Module):
@@ -41,6 +41,22 @@ class AbstractSet(eqx.Module):
     def federated(self) -> bool:
         """Whether a projection crosses clients, and so is a communication round."""
         return False
+
+    def for_round(self, key: PRNGKeyArray) -> "AbstractSet":
+        """The set as one projection sees it; with partial participation, some of the clients."""
+        return self
+
+    def directions(self) -> "AbstractSet":
+        """The directions along which the set extends, as a set: its projection is `tangent`."""
+        return Directions(self)
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        """project(y - correction), where the correction has no part along the set."""
+        return self.project(axpy(y, -1, correction))
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        """`new`, but `old` for clients that took no part in the round."""
+        return new
 
     def message_size(self, y: PyTree) -> int:
         """The bytes that one client sends of y in a projection; 0 where nothing is sent."""
@@ -109,6 +125,30 @@ def attach(y: Array, anchor: Array) -> Array:
 @attach.defjvp
 def _attach_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     return primals[0], tangents[0] + tangents[1]
+
+
+class Directions(AbstractSet):
+    """The linear subspace parallel to a set."""
+
+    base: AbstractSet
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.tangent(y)
+
+    def tangent(self, v: PyTree) -> PyTree:
+        return self.base.tangent(v)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return optax.tree.sub(y, self.base.tangent(y))
+
+    def for_round(self, key: PRNGKeyArray) -> "Directions":
+        return Directions(self.base.for_round(key))
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        return self.base.keep_absent(new, old)
 
 
 class Free(AbstractSet):

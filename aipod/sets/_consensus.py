@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._tree import all_finite
 from aipod.sets._base import AbstractSet, require_concrete
@@ -23,9 +24,16 @@ class Consensus(AbstractSet):
     With weights the mean is weighted; it is then the orthogonal projection in the inner product
     sum_m w_m <u_m, v_m>, and `riesz` turns an ordinary gradient into a direction there.
 
+    With `participation` below 1 every round averages a fresh random subset of the clients, of one
+    size, drawn without replacement. Averages of directions are unbiased for the full mean; points
+    are averaged with the weights of those present, so that where clients agree nothing moves, and
+    corrections of absent clients are kept, so that the corrections still sum to zero: a solution
+    stays a fixed point.
+
     **Arguments:**
 
     - `weights`: one positive number for each client; only their ratios count.
+    - `participation`: the share of clients in each round, in (0, 1].
 
     !!! example
         ```python
@@ -34,8 +42,14 @@ class Consensus(AbstractSet):
     """
 
     weights: Array | None
+    participation: float = eqx.field(static=True)
 
-    def __init__(self, weights: ArrayLike | None = None) -> None:
+    def __init__(self, weights: ArrayLike | None = None, participation: float = 1.0) -> None:
+        if not 0 < participation <= 1:
+            raise ValueError(
+                f"participation must be a share of the clients in (0, 1], got {participation}."
+            )
+        self.participation = float(participation)
         if weights is None:
             self.weights = None
             return
@@ -81,7 +95,14 @@ class Consensus(AbstractSet):
         return True
 
     def message_size(self, y: PyTree) -> int:
-        return sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
+        whole = sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
+        return round(self.participation * whole)
+
+    def directions(self) -> "Consensus":
+        return self
+
+    def for_round(self, key: PRNGKeyArray) -> AbstractSet:
+        return self if self.participation == 1 else _SomeClients(self, key)
 
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
         return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
@@ -100,3 +121,57 @@ class Consensus(AbstractSet):
                 f"{name} is Consensus{weighted}: the leading axis of every leaf must be the client "
                 f"axis, of one length, but the shapes are {shapes}."
             )
+
+
+class _SomeClients(AbstractSet):
+    """Consensus as one round with absent clients sees it."""
+
+    base: Consensus
+    key: PRNGKeyArray
+
+    def _present(self, clients: int) -> Array:
+        """1 for each client in the round, else 0."""
+        count = max(1, round(self.base.participation * clients))
+        chosen = jax.random.permutation(self.key, clients)[:count]
+        return jnp.zeros(clients).at[chosen].set(1.0)
+
+    def _shares(self, clients: int) -> Array:
+        """The weights of the present clients, and 0 for the others."""
+        weights = 1 / clients if self.base.weights is None else self.base.weights
+        return weights * self._present(clients)
+
+    def _combine(self, shares: Array, leaf: Array) -> Array:
+        mean = jnp.tensordot(shares.astype(leaf.dtype), leaf, axes=1)
+        return jnp.broadcast_to(mean[None], leaf.shape)
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        def average(leaf: Array) -> Array:
+            shares = self._shares(leaf.shape[0])
+            return self._combine(shares / jnp.sum(shares), leaf)
+
+        return jax.tree.map(average, y)
+
+    def tangent(self, v: PyTree) -> PyTree:
+        def estimate(leaf: Array) -> Array:
+            clients = leaf.shape[0]
+            present = self._present(clients)
+            return self._combine(self._shares(clients) * clients / jnp.sum(present), leaf)
+
+        return jax.tree.map(estimate, v)
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        # The corrections of all clients average to zero, those of the present ones do not:
+        # subtracting theirs would move even a solution.
+        return self.project(y)
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        def choose(a: Array, b: Array) -> Array:
+            return jnp.where(_beside(self._present(a.shape[0]), a) > 0, a, b)
+
+        return jax.tree.map(choose, new, old)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return self.base.anchor(x, like=like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.residual(y, x)

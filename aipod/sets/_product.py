@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jaxtyping import PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod.sets._base import AbstractSet
 
@@ -63,6 +63,19 @@ class Product(AbstractSet):
     @property
     def federated(self) -> bool:
         return any(s.federated for s in self._sets())
+
+    def for_round(self, key: PRNGKeyArray) -> "Product":
+        # One key for all parts: the clients that take part in a round bring everything along.
+        return Product(self._each(lambda s: s.for_round(key)))
+
+    def directions(self) -> "Product":
+        return Product(self._each(lambda s: s.directions()))
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        return self._each(lambda s, part, shift: s.project_corrected(part, shift), y, correction)
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        return self._each(lambda s, a, b: s.keep_absent(a, b), new, old)
 
     def message_size(self, y: PyTree) -> int:
         return sum(jax.tree.leaves(self._each(lambda s, part: s.message_size(part), y)))

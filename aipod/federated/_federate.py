@@ -1,0 +1,174 @@
+"""A federation as one `Bilevel` problem."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, PyTree
+
+from aipod.problem import Bilevel, Composite, Objective
+from aipod.sampling import ClientBatch, ClientMinibatches
+from aipod.sets import Consensus
+
+
+def replicate(tree: PyTree, clients: int) -> PyTree:
+    """The tree once for each client, on a new leading axis.
+
+    !!! example
+        ```python
+        x0 = aipod.federated.replicate(jnp.zeros(3), clients=10)  # shape (10, 3)
+        ```
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (clients, *jnp.shape(leaf))), tree
+    )
+
+
+def average(tree: PyTree, weights: ArrayLike | None = None) -> PyTree:
+    """The mean over clients, without the client axis: the model to evaluate or to keep.
+
+    Looking at it is not a communication round of the algorithm, and is not counted as one.
+
+    !!! example
+        ```python
+        model = aipod.federated.average(solution.y)
+        ```
+    """
+    if weights is None:
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
+    shares = jnp.asarray(weights, float) / jnp.sum(jnp.asarray(weights, float))
+    return jax.tree.map(lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1), tree)
+
+
+def _per_client(value: Callable[[Any], Array], data: PyTree, weights: Array | None) -> Array:
+    """The loss of one client; where examples are weighted, the weighted mean of their losses."""
+    if weights is None:
+        return value(data)
+    one_by_one = jax.vmap(lambda example: value(jax.tree.map(lambda leaf: leaf[None], example)))
+    return jnp.sum(weights * one_by_one(data))
+
+
+class _ClientSum(eqx.Module):
+    """sum_m M w_m loss(x_m, y_m, batch_m).
+
+    The sum rather than the mean leaves every minimiser where it is and makes each client's
+    gradient that of its own loss, so that local step sizes do not depend on the number of clients.
+    """
+
+    loss: Callable[..., Array]
+    scale: Array | None
+
+    def __call__(self, first: PyTree, y: PyTree, batch: ClientBatch) -> Array:
+        def one(first: PyTree, y: PyTree, data: PyTree, weights: Array | None) -> Array:
+            return _per_client(lambda part: self.loss(first, y, part), data, weights)
+
+        losses = jax.vmap(one)(first, y, batch.data, batch.weights)
+        return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
+
+
+class _ClientHead(eqx.Module):
+    """The same sum for the head of a `Composite`, whose features come with the examples."""
+
+    head: Callable[..., Array]
+    scale: Array | None
+
+    def __call__(self, features: PyTree, y: PyTree, batch: ClientBatch) -> Array:
+        def one(y: PyTree, data: PyTree, weights: Array | None) -> Array:
+            return _per_client(lambda part: self.head(part[0], y, part[1]), data, weights)
+
+        losses = jax.vmap(one)(y, (features, batch.data), batch.weights)
+        return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
+
+
+class _ClientFeatures(eqx.Module):
+    features: Callable[[PyTree, Any], PyTree]
+
+    def __call__(self, x: PyTree, batch: ClientBatch) -> PyTree:
+        return jax.vmap(self.features)(x, batch.data)
+
+
+def _summed(objective: Objective, scale: Array | None) -> Objective:
+    if isinstance(objective, Composite):
+        return Composite(_ClientFeatures(objective.features), _ClientHead(objective.head, scale))
+    return _ClientSum(objective, scale)
+
+
+def _stack(data: PyTree | Sequence[PyTree], name: str) -> tuple[PyTree, np.ndarray | None]:
+    """Client data on a common axis, and how many examples each client has."""
+    if not isinstance(data, list):
+        return data, None
+    if not data:
+        raise ValueError(f"{name} is an empty list: a federation needs at least one client.")
+    counts = np.array([np.shape(jax.tree.leaves(one)[0])[0] for one in data])
+    if np.any(counts == 0):
+        empty = np.flatnonzero(counts == 0)[:5].tolist()
+        raise ValueError(f"{name}: clients {empty} have no example: leave them out.")
+    longest = counts.max()
+
+    def pad(*leaves: Any) -> np.ndarray:
+        # Filled with the client's own examples, where every loss is finite; they count nothing.
+        return np.stack([np.take(leaf, np.arange(longest) % len(leaf), axis=0) for leaf in leaves])
+
+    return jax.tree.map(pad, *data), counts
+
+
+def federate(
+    upper: Objective,
+    lower: Objective,
+    upper_data: PyTree,
+    lower_data: PyTree,
+    *,
+    batch_size: int | None,
+    weights: ArrayLike | None = None,
+    participation: float = 1.0,
+) -> Bilevel:
+    """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
+
+    x and y get a leading client axis (see `replicate`); both sets are `Consensus`, a projection
+    is an average over clients and is counted as a communication round.
+
+    **Arguments:**
+
+    - `upper`, `lower`: the losses of one client, (x, y, batch) -> scalar, means over the batch;
+        a `Composite` has its features computed once per outer step.
+    - `upper_data`, `lower_data`: pytrees of arrays with axes (client, example, ...), or a list
+        with one pytree for each client, of any lengths.
+    - `batch_size`: examples of each client in a batch; None for all of them, no noise.
+    - `weights`: one number for each client in place of 1 / M.
+    - `participation`: the share of clients that take part in a round.
+
+    !!! example
+        ```python
+        problem = aipod.federated.federate(f, g, val, train, batch_size=64)
+        x0 = aipod.federated.replicate(x, clients=50)
+        ```
+    """
+    samples = []
+    for name, data in (("upper_data", upper_data), ("lower_data", lower_data)):
+        stacked, counts = _stack(data, name)
+        samples.append(ClientMinibatches(stacked, batch_size, counts=counts))
+    clients = {one.clients for one in samples}
+    if len(clients) != 1:
+        raise ValueError(
+            f"upper_data has {samples[0].clients} clients, but lower_data has {samples[1].clients}."
+        )
+    consensus = Consensus(weights, participation)
+    scale = None
+    if consensus.weights is not None:
+        if consensus.weights.shape[0] not in clients:
+            raise ValueError(
+                f"weights must have one number for each client, {samples[0].clients} of them, got "
+                f"{consensus.weights.shape[0]}."
+            )
+        scale = consensus.weights * samples[0].clients
+    return Bilevel(
+        upper=_summed(upper, scale),
+        lower=_summed(lower, scale),
+        upper_set=consensus,
+        lower_set=consensus,
+        upper_samples=samples[0],
+        lower_samples=samples[1],
+    )
