@@ -267,6 +267,8 @@ class ConjugateGradient(AbstractAdjoint):
     def __check_init__(self) -> None:
         if not self.rtol >= 0 or not self.atol >= 0:
             raise ValueError("ConjugateGradient: rtol and atol must be 0 or more.")
+        if self.max_steps is not None:
+            check_steps(self.max_steps, "ConjugateGradient: max_steps")
         _check_damping(self.damping)
 
     @property

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from aipod.solution import Ledger
+from aipod.solution import History, Ledger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,12 @@ class Progress:
     seconds: float
     steps_per_second: float
     ledger: Ledger
-    metrics: dict[str, Any]
+    history: History
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The newest entry of every column of the history."""
+        return self.history.last()
 
     @property
     def done(self) -> bool:

@@ -56,6 +56,12 @@ def _length(data: PyTree, owner: str) -> int:
     return length
 
 
+def _whole(batch_size: Any) -> int:
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number, at least 1, got {batch_size!r}.")
+    return int(batch_size)
+
+
 def _as_data(data: PyTree, owner: str) -> PyTree:
     data = jax.tree.map(jnp.asarray, data)
     if not all_finite(data):
@@ -76,6 +82,8 @@ class FullBatch(eqx.Module):
 
     def __init__(self, data: PyTree) -> None:
         self.data = _as_data(data, "FullBatch")
+        if any(jnp.size(leaf) == 0 for leaf in jax.tree.leaves(self.data)):
+            raise ValueError("FullBatch: data holds no example.")
 
     @property
     def size(self) -> int:
@@ -123,11 +131,9 @@ class Minibatches(eqx.Module):
 
     def __init__(self, data: PyTree, batch_size: int, *, replace: bool = True) -> None:
         self.data = _as_data(data, "Minibatches")
-        self.size = int(batch_size)
+        self.size = _whole(batch_size)
         self.replace = replace
         length = _length(self.data, "Minibatches")
-        if self.size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
         if not replace and self.size > length:
             raise ValueError(
                 f"batch_size is {self.size}, but data holds {length} examples: draw with "
@@ -202,7 +208,7 @@ class Noise(eqx.Module):
     samples: Sampler | None
 
     def __init__(self, scale: float, samples: Sampler | None = None) -> None:
-        if not scale >= 0:
+        if not 0 <= scale < float("inf"):
             raise ValueError(f"scale must be 0 or more, a standard deviation, got {scale}.")
         self.scale = jnp.asarray(scale, float)
         self.samples = samples
@@ -265,9 +271,7 @@ class ClientMinibatches(eqx.Module):
                 f"the first two alike; the shapes are {sorted(shapes)}."
             )
         self.pool = next(iter(shapes))[1]
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, or None for all, got {batch_size}.")
-        self.per_client = batch_size
+        self.per_client = None if batch_size is None else _whole(batch_size)
         self.counts = None
         if counts is not None:
             given = np.asarray(counts)

@@ -273,7 +273,7 @@ class _Run:
                 self.elapsed,
                 rate,
                 self.ledger,
-                self.history.last(),
+                self.history,
             )
         )
 

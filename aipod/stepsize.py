@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
@@ -56,13 +57,14 @@ def check_rate(value: Any, name: str) -> None:
     """Raises `ValueError` unless value is a step size."""
     if isinstance(value, Curvature) or callable(value) or isinstance(value, jax.core.Tracer):
         return
-    if not isinstance(value, int | float | jax.Array) or isinstance(value, bool):
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "fiu":
         raise ValueError(
             f"{name} must be a number, an Optax schedule or aipod.Curvature(), got "
             f"{type(value).__name__}."
         )
-    if not float(value) > 0:
-        raise ValueError(f"{name} must be positive, got {float(value)}: try 0.01.")
+    if not 0 < float(array) < float("inf"):
+        raise ValueError(f"{name} must be positive and finite, got {float(array)}: try 0.01.")
 
 
 def check_steps(value: Any, name: str) -> None:

@@ -123,12 +123,14 @@ AFFINE = [
     ),
     Bad(
         "point-structure",
-        lambda: aipod.Affine(SUMS).project({"a": jnp.zeros((2, 2))}),
+        lambda: aipod.Affine(SUMS, coupling=lambda x: x).tangent({"a": jnp.zeros((2, 2))}),
         r"point does not have the structure.*operator A",
     ),
     Bad(
         "point-shape-operator",
-        lambda: aipod.Affine(SUMS).check({"a": jnp.zeros((2, 3)), "b": jnp.zeros(1)}),
+        lambda: aipod.Affine(SUMS, coupling=lambda x: x).tangent(
+            {"a": jnp.zeros((2, 3)), "b": jnp.zeros(1)}
+        ),
         r"point.*operator A",
     ),
     Bad(

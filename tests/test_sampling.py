@@ -120,7 +120,7 @@ def test_noise_has_mean_zero_and_its_standard_deviation_in_every_entry(key):
 
 def test_noise_is_linear_so_the_hessian_is_clean(key):
     noise = aipod.Noise(2.0)(key)
-    hessian = jax.hessian(noisy, argnums=1)(X, Y, noise)
+    hessian = jax.jit(jax.hessian(noisy, argnums=1))(X, Y, noise)
     np.testing.assert_allclose(hessian, 12 * np.eye(4), atol=1e-12)
     # Linear, not affine: nothing is added at the origin.
     zeros = jax.tree.map(jnp.zeros_like, (X, Y))

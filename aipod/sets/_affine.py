@@ -17,7 +17,9 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from aipod._tree import is_concrete, same_structure
 from aipod.sets._base import (
+    MOVES_WITH_X,
     AbstractSet,
+    as_reals,
     attach,
     describe_shapes,
     largest,
@@ -34,13 +36,27 @@ from aipod.sets._linear import (
 )
 
 
+def _fits(tree: PyTree, like: PyTree) -> bool:
+    """Whether a tree has the structure and the shapes of another."""
+    return same_structure(tree, like) and all(
+        jnp.shape(a) == jnp.shape(b)
+        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
+    )
+
+
 class LinearCoupling(eqx.Module):
     """h(x) = H x, with x ravelled. What `coupling=H` becomes when H is an array."""
 
     matrix: Array
 
     def __call__(self, x: PyTree) -> Array:
-        return self.matrix @ ravel_pytree(x)[0]
+        flat = ravel_pytree(x)[0]
+        if flat.shape[0] != self.matrix.shape[1]:
+            raise ValueError(
+                f"coupling is a matrix of shape {self.matrix.shape}, but x has {flat.shape[0]} "
+                "entries: one column is needed for each."
+            )
+        return self.matrix @ flat
 
 
 def as_coupling(coupling: Any) -> Callable[[PyTree], PyTree] | None:
@@ -84,9 +100,7 @@ class AbstractLinearSet(AbstractSet):
         if self.coupling is None:
             return self.target
         if x is None:
-            raise ValueError(
-                "this set moves with x (it has a coupling h(x)): pass x, as in project(y, x)."
-            )
+            raise ValueError(MOVES_WITH_X)
         shift = self._rows_of(self.coupling(x))
         return optax.tree.sub(self.target, shift)
 
@@ -94,11 +108,7 @@ class AbstractLinearSet(AbstractSet):
         """The coupling's value in the structure of c."""
         if not same_structure(value, self.target):
             value = ravel_pytree(value)[0]
-        fits = same_structure(value, self.target) and all(
-            jnp.shape(a) == jnp.shape(b)
-            for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(self.target), strict=True)
-        )
-        if not fits:
+        if not _fits(value, self.target):
             raise ValueError(
                 f"coupling h(x) has shape {describe_shapes(value)}, but c has shape "
                 f"{describe_shapes(self.target)}: return one value for each row of A."
@@ -200,6 +210,7 @@ class Affine(AbstractLinearSet):
     target: PyTree
     coupling: Callable[[PyTree], PyTree] | None
     particular: PyTree | None
+    structured: bool = eqx.field(static=True)  # y is taken as the operator takes it, not ravelled
 
     def __init__(
         self,
@@ -208,37 +219,40 @@ class Affine(AbstractLinearSet):
         coupling: Callable[[PyTree], PyTree] | ArrayLike | None = None,
     ) -> None:
         require_concrete((A, c), "Affine")
-        require_finite(c, "c")
-        self.map, row_scale = _as_map(A)
-        self.target = self._as_target(c, row_scale)
-        self.coupling = _scale_rows(as_coupling(coupling), row_scale)
+        c = as_reals(c, "c")
+        self.map = _as_map(A)
+        self.structured = isinstance(A, lx.AbstractLinearOperator)
+        self.target = self._as_target(c)
+        self.coupling = as_coupling(coupling)
         self.particular = None
         if self.coupling is None:
             self._require_nonempty(self.target, "the set {y : A y = c}")
             self.particular = self._pinv(self.target)
 
-    def _as_target(self, c: PyTree[ArrayLike], row_scale: np.ndarray | None) -> PyTree:
+    def _as_target(self, c: PyTree) -> PyTree:
         structure = self.map.out_structure
-        if isinstance(structure, jax.ShapeDtypeStruct):
-            value = jnp.asarray(c, structure.dtype)
-            if value.shape not in ((), structure.shape):
-                raise ValueError(
-                    f"c has shape {value.shape}, but A has {structure.shape[0]} rows: give c the "
-                    f"shape {structure.shape}, or one number for all rows."
-                )
-            value = jnp.broadcast_to(value, structure.shape)
-            return value if row_scale is None else value / jnp.asarray(row_scale, value.dtype)
-        if isinstance(c, int | float):
+        if same_structure(c, 0.0) and jnp.shape(c) == ():
             return jax.tree.map(lambda s: jnp.full(s.shape, c, s.dtype), structure)
-        if not same_structure(c, structure):
-            raise ValueError("c does not have the structure that the operator A returns.")
+        if not _fits(c, structure):
+            if self.structured:
+                raise ValueError(
+                    "c does not have the structure and shapes that the operator A returns: "
+                    f"{describe_shapes(c)} in place of {describe_shapes(structure)}."
+                )
+            raise ValueError(
+                f"c has shape {describe_shapes(c)}, but A has {structure.shape[0]} rows: give c "
+                f"the shape {structure.shape}, or one number for all rows."
+            )
         return jax.tree.map(lambda v, s: jnp.asarray(v, s.dtype), c, structure)
 
     def _flatten(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         structure = self.map.in_structure
-        if not isinstance(structure, jax.ShapeDtypeStruct):
-            if not same_structure(y, structure):
-                raise ValueError("the point does not have the structure that the operator A takes.")
+        if self.structured:
+            if not _fits(y, structure):
+                raise ValueError(
+                    "the point does not have the structure and shapes that the operator A takes: "
+                    f"{describe_shapes(y)} in place of {describe_shapes(structure)}."
+                )
             return y, lambda tree: tree
         if total_size(y) != structure.shape[0]:
             raise ValueError(
@@ -253,37 +267,17 @@ class Affine(AbstractLinearSet):
         return self.map.pinv(b)
 
 
-class _ScaledRows(eqx.Module):
-    """h(x) with each row divided as the rows of A were."""
-
-    coupling: Callable[[PyTree], PyTree]
-    row_scale: Array
-
-    def __call__(self, x: PyTree) -> Array:
-        value = ravel_pytree(self.coupling(x))[0]
-        if value.shape != self.row_scale.shape:
-            return value  # the set itself says what is wrong with this shape
-        return value / self.row_scale
-
-
-def _scale_rows(
-    coupling: Callable[[PyTree], PyTree] | None, row_scale: np.ndarray | None
-) -> Callable[[PyTree], PyTree] | None:
-    if coupling is None or row_scale is None or bool(np.all(row_scale == 1)):
-        return coupling
-    return _ScaledRows(coupling, jnp.asarray(row_scale, float))
-
-
-def _as_map(A: Any) -> tuple[DenseMap | IterativeMap, np.ndarray | None]:
-    """The linear map of any kind of A, and what its rows were divided by."""
+def _as_map(A: Any) -> DenseMap | IterativeMap:
     if isinstance(A, lx.AbstractLinearOperator):
-        return operator_map(A), None
+        require_finite(eqx.filter(A, eqx.is_array), "A")
+        return operator_map(A)
     if isinstance(A, BCOO):
         A = bcoo_to_scipy(A)
     if scipy.sparse.issparse(A):
         entries: Any = A
+        _require_real(entries.dtype)
         require_finite(entries.tocoo().data, "A")
-        return sparse_map(A, jnp.result_type(float), scale_rows=True)
+        return sparse_map(A, jnp.result_type(float))
     if not hasattr(A, "__array__") and not isinstance(A, list | tuple):
         raise ValueError(
             f"A must be a matrix, a sparse matrix or a Lineax operator, got {type(A).__name__}."
@@ -291,8 +285,12 @@ def _as_map(A: Any) -> tuple[DenseMap | IterativeMap, np.ndarray | None]:
     matrix = np.asarray(A)
     if matrix.ndim != 2:
         raise ValueError(f"A must be a matrix (two axes), got shape {matrix.shape}.")
-    if matrix.dtype.kind not in "fiub":
-        raise ValueError(f"A must hold real numbers, got dtype {matrix.dtype}.")
+    _require_real(matrix.dtype)
     require_finite(matrix, "A")
     dtype = A.dtype if isinstance(A, jax.Array) and matrix.dtype.kind == "f" else float
-    return DenseMap(matrix, jnp.result_type(dtype)), None
+    return DenseMap(matrix, jnp.result_type(dtype))
+
+
+def _require_real(dtype: np.dtype) -> None:
+    if dtype.kind not in "fiub":
+        raise ValueError(f"A must hold real numbers, got dtype {dtype}.")

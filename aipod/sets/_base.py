@@ -12,6 +12,8 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._tree import all_finite, axpy, is_concrete
 
+MOVES_WITH_X = "this set moves with x (it has a coupling h(x)): pass x, as in project(y, x)."
+
 
 class AbstractSet(eqx.Module):
     """An affine subspace of pytrees, possibly moving with x."""
@@ -108,8 +110,20 @@ def require_finite(value: Any, name: str) -> None:
         raise ValueError(f"{name} holds NaN or infinity: clean it before making the set.")
 
 
+def as_reals(value: Any, name: str) -> Any:
+    """The leaves of value as finite real arrays of NumPy, or `ValueError`."""
+    leaves, structure = jax.tree.flatten(value)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if not arrays or any(array.dtype.kind not in "fiub" for array in arrays):
+        kind = type(value).__name__
+        raise ValueError(f"{name} must be a number or an array of real numbers, got {kind}.")
+    require_finite(arrays, name)
+    return jax.tree.unflatten(structure, arrays)
+
+
 def require_concrete(value: Any, owner: str) -> None:
-    if not is_concrete(value):
+    # A new array tells whether someone is tracing, also when the matrices themselves are known.
+    if not is_concrete((value, jnp.zeros(()))):
         raise ValueError(
             f"{owner} was made inside jit, vmap or grad: make sets outside, where their matrices "
             "can be checked and factored once, and pass them in."

@@ -5,17 +5,19 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, PyTree
 
 from aipod._tree import same_structure
 from aipod.sets._base import (
+    MOVES_WITH_X,
     AbstractSet,
+    as_reals,
     attach,
     describe_shapes,
     largest,
     require_concrete,
-    require_finite,
     total_size,
 )
 
@@ -46,13 +48,18 @@ class Budget(AbstractSet):
         coupling: Callable[[PyTree], Array] | None = None,
     ) -> None:
         require_concrete((total, weights), "Budget")
-        require_finite((total, weights), "Budget")
-        self.total = jnp.asarray(total, float)
-        if self.total.ndim:
-            raise ValueError(f"total must be one number, got shape {self.total.shape}.")
+        if np.ndim(total) or np.asarray(total).dtype.kind not in "fiu":
+            raise ValueError(
+                f"total must be one number, got {type(total).__name__} of shape {np.shape(total)}."
+            )
+        self.total = jnp.asarray(as_reals(total, "total"), float)
+        if weights is not None:
+            weights = as_reals(weights, "weights")
         self.weights = jax.tree.map(lambda w: jnp.asarray(w, float), weights)
         if weights is not None and largest(self.weights) == 0:
             raise ValueError("weights must not all be 0: nothing would be constrained.")
+        if coupling is not None and not callable(coupling):
+            raise ValueError("coupling must be a function h(x) with one value.")
         self.coupling = coupling
 
     @property
@@ -64,9 +71,14 @@ class Budget(AbstractSet):
 
     def _gap(self, y: PyTree | None, x: PyTree, weights: PyTree) -> Array:
         spent = 0.0 if y is None else optax.tree.vdot(weights, y)
-        if self.coupling is not None:
-            spent = spent + jnp.reshape(self.coupling(x), ())
-        return self.total - spent
+        return self.total - self._shift(x) - spent
+
+    def _shift(self, x: PyTree) -> Array | float:
+        if self.coupling is None:
+            return 0.0
+        if x is None:
+            raise ValueError(MOVES_WITH_X)
+        return jnp.reshape(self.coupling(x), ())
 
     def _along(self, weights: PyTree, amount: Array) -> PyTree:
         return optax.tree.scale(amount / optax.tree.vdot(weights, weights), weights)
@@ -91,7 +103,7 @@ class Budget(AbstractSet):
     def at(self, x: PyTree) -> "Budget":
         if self.coupling is None:
             return self
-        fields = (self.total - jnp.reshape(self.coupling(x), ()), None)
+        fields = (self.total - self._shift(x), None)
         return eqx.tree_at(
             lambda s: (s.total, s.coupling), self, fields, is_leaf=lambda leaf: leaf is None
         )
@@ -117,6 +129,6 @@ class Budget(AbstractSet):
             value = jax.eval_shape(self.coupling, x)
             if total_size(value) != 1:
                 raise ValueError(
-                    f"{name} is a Budget, whose coupling h(x) must be one number, but it has shape "
-                    f"{describe_shapes(value)}."
+                    f"{name} is a Budget with a coupling h(x) of shape {describe_shapes(value)}: "
+                    "it must return one number."
                 )

@@ -79,7 +79,7 @@ class Flow(AbstractLinearSet):
         if nodes * tail.size <= self._DENSE_ENTRIES:
             self.map = DenseMap(incidence.toarray(), dtype)
         else:
-            self.map, _ = sparse_map(incidence, dtype, scale_rows=False)
+            self.map = sparse_map(incidence, dtype)
         self.coupling = as_coupling(coupling)
         self.particular = None
         if self.coupling is None:

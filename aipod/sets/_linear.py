@@ -92,10 +92,11 @@ class IterativeMap(eqx.Module):
     """A sparse matrix or a Lineax operator: projections by LSMR, in the memory of A and vectors.
 
     LSMR started at zero ends in the solution of least norm, for any rank. Acts on pytrees with
-    the structure of the operator.
+    the structure of the operator, whose rows may have been divided by `row_scale`.
     """
 
     operator: lx.AbstractLinearOperator
+    row_scale: Array | None
     rtol: float = eqx.field(static=True)
     max_steps: int | None = eqx.field(static=True)
 
@@ -112,14 +113,18 @@ class IterativeMap(eqx.Module):
         return self.operator.out_structure()
 
     def mv(self, v: PyTree) -> PyTree:
-        return self.operator.mv(v)
+        image = self.operator.mv(v)
+        return image if self.row_scale is None else image * self.row_scale
+
+    def pinv(self, b: PyTree) -> PyTree:
+        return self._least_norm(b if self.row_scale is None else b / self.row_scale)
 
     def tangent(self, v: PyTree) -> PyTree:
         # A second pass on the remainder removes what the first left of the row space.
-        once = optax.tree.sub(v, self.pinv(self.mv(v)))
-        return optax.tree.sub(once, self.pinv(self.mv(once)))
+        once = optax.tree.sub(v, self._least_norm(self.operator.mv(v)))
+        return optax.tree.sub(once, self._least_norm(self.operator.mv(once)))
 
-    def pinv(self, b: PyTree) -> PyTree:
+    def _least_norm(self, b: PyTree) -> PyTree:
         # conlim would end the iteration early on rank-deficient maps, where LSMR is still right.
         solver = lx.LSMR(
             rtol=self.rtol, atol=self.rtol, max_steps=self.max_steps, conlim=float("inf")
@@ -127,15 +132,15 @@ class IterativeMap(eqx.Module):
         return lx.linear_solve(self.operator, b, solver, throw=False).value
 
 
-def sparse_map(matrix: Any, dtype: Any, *, scale_rows: bool) -> tuple[IterativeMap, np.ndarray]:
-    """An `IterativeMap` of a scipy.sparse matrix, and the factors its rows were divided by.
+def sparse_map(matrix: Any, dtype: Any) -> IterativeMap:
+    """An `IterativeMap` of a scipy.sparse matrix.
 
     Rows of length one make LSMR's matrix better conditioned and leave the set as it was.
     """
     csr = scipy.sparse.csr_array(matrix, dtype=np.float64)
     csr.sum_duplicates()
     norms = np.sqrt(np.asarray(csr.multiply(csr).sum(axis=1)).ravel())
-    norms = np.where((norms > 0) & scale_rows, norms, 1.0)
+    norms = np.where(norms > 0, norms, 1.0)
     coo = scipy.sparse.coo_array(scipy.sparse.diags_array(1 / norms) @ csr)
     order = np.lexsort((coo.col, coo.row))
     product = _SparseProduct(
@@ -148,14 +153,17 @@ def sparse_map(matrix: Any, dtype: Any, *, scale_rows: bool) -> tuple[IterativeM
     # The product is itself a pytree of arrays: without closure conversion it stays an argument of
     # whatever is compiled with it.
     operator = lx.FunctionLinearOperator(product, structure, closure_convert=False)
-    return operator_map(operator), norms
+    return operator_map(operator, jnp.asarray(norms, dtype))
 
 
-def operator_map(operator: lx.AbstractLinearOperator) -> IterativeMap:
+def operator_map(
+    operator: lx.AbstractLinearOperator, row_scale: Array | None = None
+) -> IterativeMap:
     """An `IterativeMap` of a Lineax operator."""
     eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(operator.in_structure()))).eps)
     size = sum(s.size for s in jax.tree.leaves(operator.in_structure()))
-    return IterativeMap(operator, rtol=10 * eps, max_steps=max(1000, min(4 * size, 100_000)))
+    steps = max(1000, min(4 * size, 100_000))
+    return IterativeMap(operator, row_scale, rtol=10 * eps, max_steps=steps)
 
 
 def bcoo_to_scipy(matrix: BCOO) -> Any:

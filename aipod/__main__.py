@@ -1,0 +1,8 @@
+"""`python -m aipod`."""
+
+import sys
+
+from aipod.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
