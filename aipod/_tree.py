@@ -28,6 +28,14 @@ def same_structure(tree: PyTree, other: PyTree) -> bool:
     return bool(first == jax.tree.structure(other))
 
 
+def as_arrays(tree: PyTree) -> PyTree:
+    """The leaves as JAX arrays of a strong data type.
+
+    A weak type would change in the first step of a loop, and makes JAX compile a program twice.
+    """
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
+
+
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
     """The tree in the data types of another: what a loop carries must not change its type."""
     return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.result_type(old)), tree, like)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._tree import is_concrete
+from aipod._tree import as_arrays, axpy, cast_like, is_concrete
 from aipod.adjoint import AbstractAdjoint, ConjugateGradient, solve_projected
 from aipod.problem import Bilevel
 from aipod.sampling import draw
@@ -80,7 +80,7 @@ def hypergradient(
         problem, key = problem.expected(), jax.random.key(0)
     if is_concrete((x, y)):
         problem.check(x, y)
-    return _hypergradient(problem, x, y, adjoint, key)
+    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, key)
 
 
 @eqx.filter_jit
@@ -143,7 +143,8 @@ def exact_lower(
         y_star = aipod.exact_lower(problem, x)
         ```
     """
-    y, size, scale, solved = _newton(problem.expected(), x, _start(problem, x, y0), max_steps)
+    x, y0 = as_arrays(x), as_arrays(_start(problem, x, y0))
+    y, size, scale, solved = _newton(problem.expected(), x, y0, max_steps)
     if is_concrete(solved) and not bool(solved):
         raise RuntimeError(
             f"the lower level was not solved: after {max_steps} Newton steps its projected "
@@ -161,7 +162,7 @@ def _newton(
     """y, the size of its projected gradient, the scale of gradients here, and whether that is 0."""
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
-    dtype = jnp.result_type(*jax.tree.leaves(y0), float)
+    dtype = jnp.result_type(*jax.tree.leaves(y0))
     eps = float(jnp.finfo(dtype).eps)
 
     def objective(y: PyTree) -> Array:
@@ -178,7 +179,7 @@ def _newton(
         )
 
         def move(length: Array) -> PyTree:
-            return lower_set.project(optax.tree.add_scale(y, -length, direction))
+            return cast_like(lower_set.project(axpy(y, -length, direction)), y)
 
         def shrink(length: Array) -> Array:
             return length / 2
@@ -199,7 +200,7 @@ def _newton(
     def going(carry: tuple) -> Array:
         return carry[4] & (carry[3] < max_steps)
 
-    start = lower_set.project(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), y0))
+    start = cast_like(lower_set.project(y0), y0)
     gradient, size = slope(start)
     carry = (start, gradient, size, jnp.zeros((), int), size > 0)
     y, gradient, size, _, _ = jax.lax.while_loop(going, newton, carry)

@@ -316,4 +316,5 @@ def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:
         return batch
     pool = jax.tree.leaves(batch.data)[0].shape[1]
     present = jnp.arange(pool)[None, :] < counts[:, None]
-    return ClientBatch(batch.data, present / counts[:, None])
+    share = 1 / counts.astype(jnp.result_type(float))
+    return ClientBatch(batch.data, present * share[:, None])

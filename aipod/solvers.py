@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._tree import cast_like
+from aipod._tree import as_arrays, cast_like
 from aipod.adjoint import AbstractAdjoint, Neumann, ProxSkipAdjoint
 from aipod.cost import Cost, Counts
 from aipod.hypergradient import implicit_term
@@ -83,19 +83,8 @@ class Alternating(eqx.Module):
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         """The state before the first step: x0 projected on the upper set, y0 as it is."""
-        x0, y0 = _as_arrays(x0), _as_arrays(y0)
         problem.check(x0, y0)
-        x = cast_like(problem.upper_set.project(x0), x0)
-        return State(
-            x=x,
-            y=y0,
-            lower=self.lower.init(problem, x, y0),
-            adjoint=self.adjoint.init(problem, x, y0),
-            upper=self.upper.init(problem, x),
-            curvature=curvature_init(y0) if self._power_iterations else None,
-            step=jnp.zeros((), jnp.int32),
-            counts=Counts.zero(),
-        )
+        return _initial_state(self, problem, as_arrays(x0), as_arrays(y0))
 
     def step(self, problem: Bilevel, state: State, *, key: PRNGKeyArray) -> State:
         """One outer step k, compiled; its random numbers come from `key` and k alone."""
@@ -163,14 +152,25 @@ class Alternating(eqx.Module):
         return "Try smaller steps: " + ", ".join(tries) + "."
 
 
+# Compiled as one program: a dozen small operations one by one would cost seconds.
+@eqx.filter_jit
+def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+    x = cast_like(problem.upper_set.project(x0), x0)
+    return State(
+        x=x,
+        y=y0,
+        lower=solver.lower.init(problem, x, y0),
+        adjoint=solver.adjoint.init(problem, x, y0),
+        upper=solver.upper.init(problem, x),
+        curvature=curvature_init(y0) if solver._power_iterations else None,
+        step=jnp.zeros((), jnp.int32),
+        counts=Counts.zero(),
+    )
+
+
 @eqx.filter_jit
 def _compiled_step(solver: Alternating, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
     return solver.traced_step(problem, state, key)
-
-
-def _as_arrays(tree: PyTree) -> PyTree:
-    # With a strong data type: a weak one would change in the first step and break the loop.
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)
 
 
 def AiPOD(

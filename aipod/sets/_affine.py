@@ -173,7 +173,7 @@ class AbstractLinearSet(AbstractSet):
     def _require_nonempty(self, right: PyTree, name: str) -> None:
         # Also inside someone's jit: what is looked at here has a value already.
         with jax.ensure_compile_time_eval():
-            miss = optax.tree.sub(self._mv(self._pinv(right)), right)
+            miss = _miss(self, right)
         # Relative to c as well: c - h(x) may be rounding error of a much larger c.
         worst, scale = largest(miss), max(largest(right), largest(self.target))
         eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(right))).eps)
@@ -183,6 +183,12 @@ class AbstractLinearSet(AbstractSet):
                 f"{worst:.3g}). Make c - h(x) lie in the range of A: rows of A that repeat each "
                 "other must ask for the same value."
             )
+
+
+@eqx.filter_jit
+def _miss(constraint: AbstractLinearSet, right: PyTree) -> PyTree:
+    """By how much the best y misses A y = right."""
+    return optax.tree.sub(constraint._mv(constraint._pinv(right)), right)
 
 
 class Affine(AbstractLinearSet):
