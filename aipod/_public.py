@@ -5,6 +5,9 @@ from aipod.adjoint import ConjugateGradient as ConjugateGradient
 from aipod.adjoint import Direct as Direct
 from aipod.adjoint import Neumann as Neumann
 from aipod.adjoint import ProxSkipAdjoint as ProxSkipAdjoint
+from aipod.adjoint import Zero as Zero
+from aipod.alternating import Alternating as Alternating
+from aipod.alternating import State as State
 from aipod.diagnose import check as check
 from aipod.hypergradient import exact_hypergradient as exact_hypergradient
 from aipod.hypergradient import exact_lower as exact_lower
@@ -32,11 +35,14 @@ from aipod.solution import Solution as Solution
 from aipod.solve import Stop as Stop
 from aipod.solve import solve as solve
 from aipod.solvers import AiPOD as AiPOD
-from aipod.solvers import Alternating as Alternating
 from aipod.solvers import E2AiPOD as E2AiPOD
 from aipod.solvers import EAiPOD as EAiPOD
-from aipod.solvers import State as State
+from aipod.solvers import FedAvg as FedAvg
+from aipod.solvers import FedNest as FedNest
+from aipod.solvers import LFedNest as LFedNest
 from aipod.stepsize import Curvature as Curvature
+from aipod.svrg import SVRG as SVRG
+from aipod.svrg import LocalUpper as LocalUpper
 from aipod.upper import Delayed as Delayed
 from aipod.upper import EveryStep as EveryStep
 from aipod.upper import Periodic as Periodic

@@ -88,6 +88,8 @@ class Neumann(AbstractAdjoint):
     - `lr` [eta = c~ / l_g1]: at most 1 / l_g1, the largest curvature of g.
     - `random`: the paper's random draw instead of the sum.
     - `damping`: a Tikhonov term, G + damping I, for lower levels that are not convex.
+    - `local`: leave every projection out. In a federation each client then inverts its own
+        Hessian, without communication and, where clients differ, with a bias.
 
     !!! example
         ```python
@@ -99,6 +101,7 @@ class Neumann(AbstractAdjoint):
     lr: StepSize = Curvature()
     random: bool = eqx.field(static=True, default=False)
     damping: float = 0.0
+    local: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "adjoint_steps (N)")
@@ -126,6 +129,8 @@ class Neumann(AbstractAdjoint):
         gradient = _upper_gradient(problem, x, y, upper_batch)
 
         def average(n: Array | int, v: PyTree) -> PyTree:
+            if self.local:
+                return cast_like(v, y)
             chosen = lower_set.for_round(jax.random.fold_in(key, self.steps + n))
             return cast_like(chosen.tangent(v), y)
 
@@ -150,7 +155,8 @@ class Neumann(AbstractAdjoint):
             _, total = jax.lax.fori_loop(1, self.steps, body, (first, first))
             z = optax.tree.scale(eta, total)
         spent = factors * batch_size(problem.lower_samples)
-        return z, state, _cost(problem, factors + 1, lower_samples=spent)
+        projections = 0 if self.local else factors + 1
+        return z, state, _cost(problem, projections, lower_samples=spent)
 
 
 class ProxSkipAdjoint(AbstractAdjoint):
@@ -351,6 +357,33 @@ def solve_projected(
     solution = lx.linear_solve(operator, optax.tree.scale(1 / unit, right), solver, throw=False)
     z = optax.tree.scale(unit / scale, lower_set.tangent(solution.value))
     return z, solution.stats["num_steps"]
+
+
+class Zero(AbstractAdjoint):
+    """z = 0: what x does to y is not seen. For methods that ignore the nesting.
+
+    !!! example
+        ```python
+        aipod.hypergradient(problem, x, y, adjoint=aipod.Zero())  # grad_x f alone
+        ```
+    """
+
+    @property
+    def rate(self) -> None:
+        return None
+
+    def solve(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        upper_batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        return optax.tree.zeros_like(y), state, Cost()
 
 
 class Direct(AbstractAdjoint):

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod.alternating import Alternating, State
 from aipod.problem import Bilevel
-from aipod.solvers import Alternating, State
 
 _VERSION = 1
 _KEPT = 2

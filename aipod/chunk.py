@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod.alternating import Alternating, State
 from aipod.cost import Counts
 from aipod.problem import Bilevel
 from aipod.solution import RECORDED, scalar_columns
-from aipod.solvers import Alternating, State
 
 # Rows that one chunk can record before it returns to Python.
 ROWS = 256

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from aipod.alternating import State
 from aipod.cost import Counts
 from aipod.problem import Bilevel
-from aipod.solvers import State
 
 
 class Result(enum.Enum):

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+from aipod.alternating import Alternating, State
 from aipod.checkpoint import Checkpoints, fingerprint, is_key
 from aipod.chunk import QUANTITIES, Chunk, Limits, Record, program_for
 from aipod.cost import Counts
 from aipod.problem import Bilevel
 from aipod.progress import Front, Progress, front_for
 from aipod.solution import DivergedError, History, Ledger, Price, Result, Solution
-from aipod.solvers import Alternating, State
 
 # Seconds between two returns to Python: short for eyes and Ctrl-C, long against their own cost.
 _CHUNK_SECONDS = 0.5

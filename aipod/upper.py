@@ -33,6 +33,7 @@ class AbstractUpper(eqx.Module):
         problem: Bilevel,
         x: PyTree,
         y: PyTree,
+        z: PyTree,
         implicit: PyTree,
         batch: Any,
         state: PyTree,
@@ -43,7 +44,8 @@ class AbstractUpper(eqx.Module):
         """The next x, the next state, and what it cost; `batch` is the sample behind w."""
 
 
-def _check_upper_rate(lr: StepSize | None) -> None:
+def check_upper_rate(lr: StepSize | None) -> None:
+    """Raises `ValueError` unless lr is a step size for x, or None."""
     if isinstance(lr, Curvature):
         raise ValueError(
             "upper_lr cannot be aipod.Curvature(), which measures the lower level: give a number, "
@@ -109,7 +111,7 @@ class EveryStep(AbstractUpper):
     optimizer: optax.GradientTransformation | None = None
 
     def __check_init__(self) -> None:
-        _check_upper_rate(self.lr)
+        check_upper_rate(self.lr)
         if (self.lr is None) == (self.optimizer is None):
             raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
 
@@ -118,6 +120,7 @@ class EveryStep(AbstractUpper):
         problem: Bilevel,
         x: PyTree,
         y: PyTree,
+        z: PyTree,
         implicit: PyTree,
         batch: Any,
         state: PyTree,
@@ -164,7 +167,7 @@ class Delayed(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (T)")
-        _check_upper_rate(self.lr)
+        check_upper_rate(self.lr)
         if is_concrete(self.delta) and not float(self.delta) >= 1:
             raise ValueError(f"extrapolation (delta) must be at least 1, got {self.delta}.")
         if self.lr is None and self.optimizer is None:
@@ -185,6 +188,7 @@ class Delayed(AbstractUpper):
         problem: Bilevel,
         x: PyTree,
         y: PyTree,
+        z: PyTree,
         implicit: PyTree,
         batch: Any,
         state: PyTree,
@@ -242,7 +246,7 @@ class Periodic(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (T)")
-        _check_upper_rate(self.lr)
+        check_upper_rate(self.lr)
         if (self.lr is None) == (self.optimizer is None):
             raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
         if self.optimizer is not None and self.steps > 1:
@@ -256,6 +260,7 @@ class Periodic(AbstractUpper):
         problem: Bilevel,
         x: PyTree,
         y: PyTree,
+        z: PyTree,
         implicit: PyTree,
         batch: Any,
         state: PyTree,
@@ -265,7 +270,7 @@ class Periodic(AbstractUpper):
     ) -> tuple[PyTree, PyTree, Cost]:
         if self.steps == 1:
             every = EveryStep(self.lr, self.optimizer)
-            return every.update(problem, x, y, implicit, batch, state, rates, key=key)
+            return every.update(problem, x, y, z, implicit, batch, state, rates, key=key)
         direction = _direction(problem, x, y, implicit, batch)
         moved = axpy(x, -rates(self.lr), direction)
         due = rates.step % self.steps == 0

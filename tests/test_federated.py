@@ -315,3 +315,88 @@ def test_splits_cover_each_client():
 def test_bad_federations_get_one_clear_sentence(act, message):
     with pytest.raises(ValueError, match=message):
         act()
+
+
+class Loops:
+    """FedNest and LFedNest on the ridge federation, in NumPy loops over clients, without noise."""
+
+    def __init__(self, clients):
+        data = client_data(clients, 5)
+        self.clients = range(clients)
+        self.hessian = [a.T @ a / len(a) for a, _ in data]
+        self.target = [a.T @ b / len(a) for a, b in data]
+
+    def g_y(self, m, x, y):
+        return self.hessian[m] @ y - self.target[m] + y - x
+
+    def f_y(self, m, y):
+        return self.hessian[m] @ y - self.target[m]
+
+    def neumann(self, start, m, eta, terms):
+        """eta sum_n (I - eta H)^n start, H that of client m, or the mean where m is None."""
+        mean = np.mean(self.hessian, axis=0) if m is None else self.hessian[m]
+        v, total = start, start
+        for _ in range(1, terms):
+            v = v - eta * (mean @ v + v)
+            total = total + v
+        return eta * total
+
+    def step(self, x, y, *, light, alpha, beta, eta, tau, episodes, terms):
+        for _ in range(episodes):
+            q = np.mean([self.g_y(m, x[m], y[m]) for m in self.clients], axis=0)
+            ends = []
+            for m in self.clients:
+                v = y[m]
+                for _ in range(tau):
+                    g = self.g_y(m, x[m], v)
+                    v = v - beta * (g if light else g - self.g_y(m, x[m], y[m]) + q)
+                ends.append(v)
+            y = np.stack([np.mean(ends, axis=0)] * len(self.clients))
+        slopes = [self.f_y(m, y[m]) for m in self.clients]
+        if light:
+            z = [self.neumann(slopes[m], m, eta, terms) for m in self.clients]
+        else:
+            z = [self.neumann(np.mean(slopes, axis=0), None, eta, terms)] * len(self.clients)
+        here = [0.1 * x[m] + z[m] for m in self.clients]
+        mean = np.mean(here, axis=0)
+        ends = []
+        for m in self.clients:
+            v = x[m]
+            for _ in range(2):
+                h = 0.1 * v + z[m]
+                v = v - alpha * (h if light else h - here[m] + mean)
+            ends.append(v)
+        return np.stack([np.mean(ends, axis=0)] * len(self.clients)), y
+
+
+@pytest.mark.parametrize("light", [False, True], ids=["FedNest", "LFedNest"])
+def test_fednest_client_by_client(light):
+    problem, x0, y0 = ridge(4, 5)
+    make = aipod.LFedNest if light else aipod.FedNest
+    solver = make(
+        upper_lr=0.05,
+        lower_lr=0.1,
+        lower_steps=3,
+        lower_episodes=2,
+        upper_steps=2,
+        adjoint_steps=4,
+        adjoint_lr=0.1,
+    )
+    state, (x, y) = solver.init(problem, x0, y0), (np.array(x0), np.array(y0))
+    for _ in range(3):
+        x, y = Loops(4).step(
+            x, y, light=light, alpha=0.05, beta=0.1, eta=0.1, tau=3, episodes=2, terms=4
+        )
+        state = solver.step(problem, state, key=KEY)
+        np.testing.assert_allclose(state.y, y, atol=1e-12)
+        np.testing.assert_allclose(state.x, x, atol=1e-12)
+    # FedNest: 2 x 2 for y, 4 in the series, 2 for x. LFedNest: 2 for y, 1 for x.
+    assert int(state.counts.rounds) == 3 * (3 if light else 10)
+
+
+def test_fedavg_ignores_what_x_does_to_y():
+    problem, x, y = ridge(4, 5)
+    solution = aipod.solve(problem, aipod.FedAvg(upper_lr=0.5), x, y, 400, key=KEY)
+    # grad_x f = 0.1 x alone drives x to zero.
+    np.testing.assert_allclose(solution.x, 0, atol=1e-6)
+    assert solution.ledger.rounds == 2 * 400
