@@ -1,5 +1,6 @@
 """The public names of `aipod`: what this file imports is what `aipod.` offers."""
 
+from aipod import data as data
 from aipod import federated as federated
 from aipod.adjoint import ConjugateGradient as ConjugateGradient
 from aipod.adjoint import Direct as Direct
