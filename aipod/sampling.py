@@ -4,6 +4,7 @@ Any callable of a key is a sampler. The ones here also know the batch that stand
 distribution, `expected()`, which the exact reference values of `aipod.hypergradient` need.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -11,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._tree import all_finite
@@ -174,13 +174,33 @@ class LinearNoise(eqx.Module):
     def __call__(self, x: PyTree, y: PyTree) -> Array:
         if self.key is None:
             return jnp.zeros(())
-        keys = jax.random.split(self.key)
-        noise = [
-            optax.tree.random_like(k, tree, jax.random.normal)
-            for k, tree in zip(keys, (x, y), strict=True)
-        ]
-        total = optax.tree.vdot(noise[0], x) + optax.tree.vdot(noise[1], y)
+        total: Any = 0.0
+        for i, leaf in enumerate(jax.tree.leaves((x, y))):
+            total = total + jnp.sum(_normal(self.key, i, jnp.shape(leaf)) * leaf)
         return self.scale.astype(total.dtype) * total
+
+
+def _normal(key: PRNGKeyArray, stream: int, shape: tuple[int, ...]) -> Array:
+    """Independent normal numbers for each stream of one key, in single precision.
+
+    The key comes from JAX's generator; the numbers under it come from counters hashed with it.
+    JAX's own draw costs about 2 microseconds for 100 numbers on a CPU, the hash a tenth of that,
+    and a step of a small noisy problem would otherwise spend most of its time drawing.
+    """
+    words = jax.random.key_data(key).ravel()
+    count = math.prod(shape)
+    counters = jnp.arange(count, dtype=jnp.uint32) + jnp.uint32((stream << 24) % 2**32)
+    bits = _hash(_hash(counters * jnp.uint32(0x9E3779B9) + words[0]) + words[-1])
+    # 23 random bits become a number in (-1, 1), symmetric about 0.
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-22 - 1.0
+    return (math.sqrt(2) * jax.lax.erf_inv(uniform)).reshape(shape)
+
+
+def _hash(word: Array) -> Array:
+    """A bijection of 32-bit words in which every input bit moves about half of the output bits."""
+    word = (word ^ (word >> 16)) * jnp.uint32(0x21F0AAAD)
+    word = (word ^ (word >> 15)) * jnp.uint32(0xD35A2D97)
+    return word ^ (word >> 15)
 
 
 class Noise(eqx.Module):

@@ -1,6 +1,7 @@
 """Outer steps per second against a plain NumPy loop of the same algorithm, and what `solve` adds.
 
-    python benchmarks/speed.py            # n = 100 and n = 2000, float64 and float32
+    python benchmarks/speed.py            # n = 100 and n = 2000, float64
+    python benchmarks/speed.py --single   # the same in float32, NumPy too
     python benchmarks/speed.py --quick    # n = 100 only
 
 E-AiPOD on the paper's synthetic problem (S = 5, T = 2, p = 0.3, noise 0.1). The NumPy loop has
@@ -13,22 +14,22 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import aipod
-from aipod.experiments.synthetic import Synthetic
-
-jax.config.update("jax_enable_x64", True)
+from aipod.experiments import synthetic
 
 ALPHA, BETA, PROB, LOWER, UPPER = 0.02, 0.01, 0.3, 5, 2
 KEY = jax.random.key(0)
 
 
-def numpy_loop(data: Synthetic, steps: int, dtype: type) -> np.ndarray:
-    """The algorithm as one would write it in NumPy; the last x."""
+def numpy_loop(data: synthetic.Matrices, steps: int, dtype: type) -> float:
+    """The algorithm as one would write it in NumPy; seconds per outer step."""
     n = data.A.shape[1]
     rng = np.random.default_rng(0)
     pinv = np.linalg.pinv(data.A)
@@ -65,10 +66,10 @@ def numpy_loop(data: Synthetic, steps: int, dtype: type) -> np.ndarray:
     return (time.perf_counter() - began) / steps
 
 
-def contestants(data: Synthetic, dtype: type, steps: int) -> dict[str, object]:
-    problem, _ = data.problem(noise=0.1, dtype=dtype), None
-    n = data.A.shape[1]
-    start = jnp.ones(n, dtype), jnp.ones(n, dtype)
+def contestants(n: int, dtype: type, steps: int) -> dict[str, Callable[[], float]]:
+    options = synthetic.Options(dimension=n, lower_rank=n // 5, upper_rank=n // 5)
+    data, problem = synthetic.matrices(options), synthetic.build(options).problem
+    start = jnp.ones(n), jnp.ones(n)
     # grad_yy g = I: one term with eta = 1 is the whole Neumann series, in NumPy as here.
     solver = aipod.EAiPOD(
         upper_lr=ALPHA,
@@ -81,8 +82,8 @@ def contestants(data: Synthetic, dtype: type, steps: int) -> dict[str, object]:
     )
     state = solver.init(problem, *start)
 
-    @jax.jit
-    def scan(state, key):
+    @eqx.filter_jit
+    def scan(problem, solver, state, key):
         def body(state, _):
             return solver.traced_step(problem, state, key), None
 
@@ -90,7 +91,7 @@ def contestants(data: Synthetic, dtype: type, steps: int) -> dict[str, object]:
 
     def bare() -> float:
         began = time.perf_counter()
-        jax.block_until_ready(scan(state, KEY))
+        jax.block_until_ready(scan(problem, solver, state, KEY))
         return (time.perf_counter() - began) / steps
 
     def through_solve() -> float:
@@ -107,7 +108,7 @@ def contestants(data: Synthetic, dtype: type, steps: int) -> dict[str, object]:
 
 
 def race(n: int, dtype: type, steps: int, rounds: int) -> None:
-    entries = contestants(Synthetic.random(n, seed=0), dtype, steps)
+    entries = contestants(n, dtype, steps)
     times: dict[str, list[float]] = {name: [] for name in entries}
     for _ in range(rounds):
         for name, run in entries.items():
@@ -124,9 +125,9 @@ def race(n: int, dtype: type, steps: int, rounds: int) -> None:
 FIRST = """
 import time; began = time.perf_counter()
 import jax, jax.numpy as jnp, aipod
-from aipod.experiments.synthetic import Synthetic
+from aipod.experiments import synthetic
 imported = time.perf_counter()
-problem = Synthetic.random(100, seed=0).problem(noise=0.1)
+problem = synthetic.build(synthetic.Options()).problem
 solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0)
 aipod.solve(problem, solver, jnp.ones(100), jnp.ones(100), 400, key=jax.random.key(0))
 print(imported - began, time.perf_counter() - began)
@@ -134,8 +135,8 @@ print(imported - began, time.perf_counter() - began)
 
 MEMORY = """
 import resource, jax, jax.numpy as jnp, aipod
-from aipod.experiments.synthetic import Synthetic
-problem = Synthetic.random(100, seed=0).problem(noise=0.1)
+from aipod.experiments import synthetic
+problem = synthetic.build(synthetic.Options()).problem
 solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0, adjoint_steps=1)
 peaks = []
 for steps in (1_000, 10_000, 100_000):
@@ -154,13 +155,15 @@ def fresh_process(code: str) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="n = 100 only")
-    quick = parser.parse_args().quick
+    parser.add_argument("--single", action="store_true", help="float32 in place of float64")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", not arguments.single)
+    dtype = np.float32 if arguments.single else np.float64
     device = jax.devices()[0]
     print(f"jax {jax.__version__} on {device.platform}, {jax.local_device_count()} device(s)\n")
-    for dtype in (np.float64, np.float32):
-        race(100, dtype, 20_000, 7)
-        if not quick:
-            race(2000, dtype, 600, 5)
+    race(100, dtype, 100_000, 5)
+    if not arguments.quick:
+        race(2000, dtype, 1000, 5)
     firsts = [fresh_process(FIRST) for _ in range(3)]
     imported, done = (statistics.median(column) for column in zip(*firsts, strict=True))
     print(f"first result in a new process: import {imported:.1f} s, 400 steps after {done:.1f} s")
