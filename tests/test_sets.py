@@ -224,6 +224,11 @@ def over(kinds: dict[str, Callable]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("build", kinds.values(), ids=kinds)
 
 
+def without(kinds: dict[str, Callable], *names: str) -> dict[str, Callable]:
+    """Fewer kinds, where several would take the same path through slow compilations."""
+    return {name: build for name, build in kinds.items() if name not in names}
+
+
 # -- Identities over random ranks ----------------------------------------------------------------
 
 
@@ -290,7 +295,7 @@ def test_coupled_set_moves_as_the_dense_formula_says(build):
     assert_close(fixed.tangent(y), dense.tangent() @ v)
 
 
-@over(COUPLED_KINDS)
+@over(without(COUPLED_KINDS, "scipy-tall", "bcoo"))
 def test_follow_keeps_the_value_and_moves_as_the_anchor(build):
     rng = np.random.default_rng(2)
     dense = build(rng, 2, coupled=True)
@@ -301,8 +306,8 @@ def test_follow_keeps_the_value_and_moves_as_the_anchor(build):
     step = 1e-6 * direction
     moved = (dense.anchor(x + step) - dense.anchor(x - step)) / 2e-6
     # Reverse mode, as the hypergradient uses it; and y keeps its own derivative.
-    pull = jax.vjp(lambda y, x: ravel_pytree(dense.set.follow(y, x))[0], y, x)[1]
-    by_y, by_x = pull(jnp.asarray(w))
+    pull = jax.grad(lambda y, x: w @ ravel_pytree(dense.set.follow(y, x))[0], argnums=(0, 1))
+    by_y, by_x = jax.jit(pull)(y, x)
     np.testing.assert_allclose(by_x @ direction, w @ moved, rtol=1e-6)
     assert_close(by_y, w)
 
@@ -372,7 +377,7 @@ def test_riesz_makes_the_tangent_of_a_gradient_a_descent_direction(name):
 # -- Under jit, vmap and grad ----------------------------------------------------------------------
 
 
-@over(KINDS)
+@over(without(KINDS, "scipy-tall", "bcoo", "operator"))
 def test_jit_vmap_and_grad_agree_with_eager(build):
     rng = np.random.default_rng(8)
     dense = build(rng, 3)
