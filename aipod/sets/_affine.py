@@ -170,10 +170,11 @@ class AbstractLinearSet(AbstractSet):
                     right = self._right_hand_side(x)
                 self._require_nonempty(right, f"{name} at the given x")
 
-    def _require_nonempty(self, right: PyTree, name: str) -> None:
+    def _require_nonempty(self, right: PyTree, name: str) -> PyTree:
+        """The particular solution for a right-hand side, or `ValueError` when there is none."""
         # Also inside someone's jit: what is looked at here has a value already.
         with jax.ensure_compile_time_eval():
-            miss = _miss(self, right)
+            particular, miss = _solve_for(self, right)
         # Relative to c as well: c - h(x) may be rounding error of a much larger c.
         worst, scale = largest(miss), max(largest(right), largest(self.target))
         eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(right))).eps)
@@ -183,12 +184,14 @@ class AbstractLinearSet(AbstractSet):
                 f"{worst:.3g}). Make c - h(x) lie in the range of A: rows of A that repeat each "
                 "other must ask for the same value."
             )
+        return particular
 
 
 @eqx.filter_jit
-def _miss(constraint: AbstractLinearSet, right: PyTree) -> PyTree:
-    """By how much the best y misses A y = right."""
-    return optax.tree.sub(constraint._mv(constraint._pinv(right)), right)
+def _solve_for(constraint: AbstractLinearSet, right: PyTree) -> tuple[PyTree, PyTree]:
+    """A^+ right, and by how much it misses A y = right."""
+    particular = constraint._pinv(right)
+    return particular, optax.tree.sub(constraint._mv(particular), right)
 
 
 class Affine(AbstractLinearSet):
@@ -232,8 +235,7 @@ class Affine(AbstractLinearSet):
         self.coupling = as_coupling(coupling)
         self.particular = None
         if self.coupling is None:
-            self._require_nonempty(self.target, "the set {y : A y = c}")
-            self.particular = self._pinv(self.target)
+            self.particular = self._require_nonempty(self.target, "the set {y : A y = c}")
 
     def _as_target(self, c: PyTree) -> PyTree:
         structure = self.map.out_structure

@@ -83,8 +83,9 @@ class Flow(AbstractLinearSet):
         self.coupling = as_coupling(coupling)
         self.particular = None
         if self.coupling is None:
-            self._require_nonempty(self.target, "the Flow set (does each demand sum to zero?)")
-            self.particular = self._pinv(self.target)
+            self.particular = self._require_nonempty(
+                self.target, "the Flow set (does each demand sum to zero?)"
+            )
 
     @property
     def rank(self) -> int | None:
