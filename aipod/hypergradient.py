@@ -236,4 +236,6 @@ def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array
     """
     gradient = exact_hypergradient(problem, x, y0)
     upper_set = problem.upper_set
-    return optax.tree.vdot(gradient, upper_set.tangent(upper_set.riesz(gradient)))
+    # Projected on both sides: with one side the rounding error of a tiny value can be negative.
+    along = upper_set.tangent(upper_set.riesz(gradient))
+    return optax.tree.vdot(upper_set.cotangent(gradient), along)

@@ -1,6 +1,7 @@
 """What every test shares: float64, strict broadcasting, and deterministic random inputs."""
 
 import os
+from collections.abc import Iterator
 
 # Each test worker is a process of its own. On a machine with a GPU, JAX would let the first one
 # reserve most of the device memory and starve the others. JAX reads this when it is imported.
@@ -13,6 +14,8 @@ from jaxtyping import Array
 
 # Exactness is tested to 1e-10, which float32 cannot show.
 jax.config.update("jax_enable_x64", True)
+# The suite spends its time compiling small programs that run once. `optimised` turns this off.
+jax.config.update("jax_disable_most_optimizations", True)
 # (n,) against (n, 1) silently broadcasts to (n, n); in optimisation code that is always a mistake.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -33,6 +36,14 @@ hypothesis.settings.register_profile(
     max_examples=500,
 )
 hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """Programs compiled as users have them, for tests that compare bits or run long."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

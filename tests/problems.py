@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 import aipod
+from aipod.experiments.synthetic import Matrices, Options, matrices, orthonormal_rows
 
 
 class Case(NamedTuple):
@@ -19,10 +20,6 @@ class Case(NamedTuple):
     problem: aipod.Bilevel
     x: PyTree
     y: PyTree
-
-
-def orthonormal_rows(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    return np.linalg.qr(rng.normal(size=(columns, rows)))[0].T
 
 
 def positive_definite(rng: np.random.Generator, size: int, *, low=0.5, high=2.0) -> np.ndarray:
@@ -36,14 +33,8 @@ def repeat_rows(matrix: np.ndarray, *again: int) -> np.ndarray:
     return np.concatenate([matrix, matrix[list(again)]])
 
 
-class Synthetic(NamedTuple):
+class Synthetic(Matrices):
     """The matrices of the synthetic problem; A y + H x = 0, B x = 0."""
-
-    A: np.ndarray
-    H: np.ndarray
-    B: np.ndarray
-    c: np.ndarray
-    d: np.ndarray
 
     def lower_solution(self, x: np.ndarray) -> np.ndarray:
         """y*(x) = (P_y - A^+ H) x."""
@@ -52,14 +43,8 @@ class Synthetic(NamedTuple):
 
 
 def synthetic_matrices(n: int = 8, seed: int = 0) -> Synthetic:
-    rng = np.random.default_rng(seed)
-    return Synthetic(
-        A=repeat_rows(orthonormal_rows(rng, 3, n), 0, 2),
-        H=repeat_rows(rng.normal(size=(3, n)) / np.sqrt(n), 0, 2),
-        B=repeat_rows(orthonormal_rows(rng, 2, n), 1),
-        c=rng.normal(size=n) / np.sqrt(n),
-        d=rng.normal(size=n) / np.sqrt(n),
-    )
+    options = Options(dimension=n, lower_rank=3, upper_rank=2, problem_seed=seed)
+    return Synthetic(*matrices(options))
 
 
 def synthetic(n: int = 8, seed: int = 0, noise: float | None = None) -> Case:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aipod.cli._watch import Watch
 from aipod.experiments.run_folder import RunFolder
 
 COMMAND = shutil.which("aipod", path=str(Path(sys.executable).parent))
@@ -155,15 +156,17 @@ def test_event_files_are_read_back(run):
 
     folder, _ = run
     (file,) = (folder / "tensorboard").iterdir()
-    content, found = file.read_bytes(), {}
+    content, found, count = file.read_bytes(), {}, 0
     while content:
         length = int.from_bytes(content[:8], "little")
         event = Event.FromString(content[12 : 12 + length])
         for value in event.summary.value:
             found.setdefault(value.tag, {})[event.step] = value.simple_value
+            count += value.tag == "error"
         content = content[16 + length :]
     metrics = RunFolder(folder).read_metrics()
     assert list(found["error"]) == list(metrics["step"])
+    assert count == 30  # each of them once
     np.testing.assert_allclose(list(found["error"].values()), metrics["error"], rtol=1e-6)
 
 
@@ -256,6 +259,15 @@ def test_ctrl_c_saves_everything_and_resume_changes_nothing(tmp_path):
     assert more["steps"] == done + 60
     aipod(f"run {TINY} --steps {done + 60} --every 50 --out whole", tmp_path)
     same_metrics(tmp_path / "one", tmp_path / "whole")
+
+
+def test_the_second_ctrl_c_does_not_wait():
+    with Watch() as watch:
+        os.kill(os.getpid(), signal.SIGTERM)  # a polite kill is a Ctrl-C
+        assert watch.stopped
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):

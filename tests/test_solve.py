@@ -18,6 +18,9 @@ import aipod
 from aipod.checkpoint import CheckpointError
 from tests.problems import synthetic, synthetic_matrices
 
+# Bits are compared here, so programs must be those that users get.
+pytestmark = pytest.mark.usefixtures("optimised")
+
 KEY = jax.random.key(2)
 CASE = synthetic(n=8, noise=0.1)
 SOLVER = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.05, lower_prob=0.4, adjoint_lr=1.0, adjoint_steps=2)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import tomllib
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -12,10 +13,10 @@ import pytest
 
 import aipod
 from aipod.experiments import SUMMARIES, load, solvers, synthetic, values
-from aipod.experiments.base import checks
+from aipod.experiments.base import checks, option
 from aipod.experiments.compare import resolve_comparison
 from aipod.experiments.config import RUN_NAMES, assignments, resolve
-from aipod.experiments.execute import prepare
+from aipod.experiments.execute import first, prepare
 
 SMALL = synthetic.Options(dimension=12, lower_rank=5, upper_rank=3, problem_seed=3)
 
@@ -101,6 +102,31 @@ def test_the_table_of_arguments_is_that_of_the_solvers():
     assert set(solvers.ARGUMENTS) == taken
 
 
+def test_options_are_checked_by_their_types():
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        data: Literal["digits", "mnist"] = option("digits", "which")
+        folder: str | None = option(None, "where")
+        clients: int = option(50, "how many")
+
+    found = checks(Options)
+    assert found["data"]("mnist", "data") == "mnist"
+    assert found["folder"]("here", "folder") == "here"
+    assert found["clients"]("7", "clients") == 7
+    with pytest.raises(ValueError, match=r"one of digits, mnist, got .* mean digits"):
+        found["data"]("digit", "data")
+
+
+def test_the_first_step_and_round_of_each_accuracy():
+    accuracy = np.array([0.5, 0.81, 0.79, 0.93])
+    steps = np.array([10, 20, 30, 40])
+    found = first({"accuracy": accuracy, "step": steps, "rounds": 3 * steps})
+    assert list(found) == ["0.80", "0.85", "0.90", "0.92", "0.94", "0.96"]
+    assert found["0.80"] == {"step": 20, "rounds": 60}
+    assert found["0.92"] == {"step": 40, "rounds": 120}
+    assert found["0.94"] is None
+
+
 @pytest.mark.parametrize("experiment", SUMMARIES)
 def test_an_experiment_is_complete(experiment):
     found = load(experiment)
@@ -128,6 +154,9 @@ def test_a_configuration_file_repeats_its_run(solver):
 def test_a_comparison_file_repeats_its_comparison():
     config = resolve_comparison({"experiment": "synthetic", "lower_steps": 3, "seeds": 2})
     assert resolve_comparison(tomllib.loads(config.toml())) == config
+    own = resolve_comparison({"experiment": "synthetic", "solvers": "aipod,e-aipod:lower_prob=1"})
+    assert resolve_comparison(tomllib.loads(own.toml())) == own
+    assert list(own.runs) == ["aipod", "e-aipod:lower_prob=1"]
     assert all(run.arguments["lower_steps"] == 3 for run in config.runs.values())
     # p = 0.3 with T = 1 stands in both panels, and is run once.
     assert ["e-aipod:lower_prob=0.3", "e-aipod:upper_steps=1"] in config.folders().values()
