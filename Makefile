@@ -14,8 +14,10 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run-installed  ## install into .venv and solve a small constrained bilevel problem
-	@$(BIN)/python examples/quickstart.py
+run: $(VENV)/.run-installed  ## install into .venv, repeat the paper's Figure 1 and write a report about it
+	@echo "Repeating the paper's Figure 1: 6 settings with 5 seeds each, less than a minute."
+	@$(BIN)/aipod compare synthetic --out runs/demo --force
+	@$(BIN)/aipod report runs/demo
 
 test: $(VENV)/.test-installed  ## install into .venv, then lint, check types and run every test
 	$(BIN)/ruff check .

@@ -1,38 +1,49 @@
-"""Stochastic bilevel optimisation under linear equality constraints at both levels.
+"""Stochastic bilevel optimisation under linear equality constraints at both levels."""
 
-The public names stand in `aipod._public`. They are loaded when one of them is first used, so that
-`aipod --help` and `aipod report` need not wait for JAX.
-"""
-
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from aipod._public import *  # noqa: F403
-
-
-class _Package(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name == "__all__" or not name.startswith("__"):
-            found = vars(import_module("aipod._public"))
-            public = {key: value for key, value in found.items() if not key.startswith("_")}
-            vars(self).update(public, __all__=sorted(public))
-        if name not in vars(self):
-            raise AttributeError(f"module 'aipod' has no attribute {name!r}")
-        return vars(self)[name]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Python binds every imported submodule here; `solve` and `hypergradient` are also functions
-        # of the submodules of their names, and those are what the public names mean.
-        if isinstance(value, ModuleType):
-            own = getattr(value, name, None)
-            value = own if getattr(own, "__module__", None) == value.__name__ else value
-        super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *vars(import_module("aipod._public"))})
-
-
-sys.modules[__name__].__class__ = _Package
+from aipod import data as data
+from aipod import federated as federated
+from aipod.adjoint import ConjugateGradient as ConjugateGradient
+from aipod.adjoint import Direct as Direct
+from aipod.adjoint import Neumann as Neumann
+from aipod.adjoint import ProxSkipAdjoint as ProxSkipAdjoint
+from aipod.adjoint import Zero as Zero
+from aipod.alternating import Alternating as Alternating
+from aipod.alternating import State as State
+from aipod.diagnose import check as check
+from aipod.hypergradient import exact_hypergradient as exact_hypergradient
+from aipod.hypergradient import exact_lower as exact_lower
+from aipod.hypergradient import hypergradient as hypergradient
+from aipod.hypergradient import stationarity as stationarity
+from aipod.lower import ProjectedSGD as ProjectedSGD
+from aipod.lower import ProxSkip as ProxSkip
+from aipod.problem import Bilevel as Bilevel
+from aipod.problem import Composite as Composite
+from aipod.sampling import ClientMinibatches as ClientMinibatches
+from aipod.sampling import FullBatch as FullBatch
+from aipod.sampling import Minibatches as Minibatches
+from aipod.sampling import Noise as Noise
+from aipod.sets import Affine as Affine
+from aipod.sets import Budget as Budget
+from aipod.sets import Consensus as Consensus
+from aipod.sets import Flow as Flow
+from aipod.sets import Free as Free
+from aipod.sets import Product as Product
+from aipod.solution import DivergedError as DivergedError
+from aipod.solution import History as History
+from aipod.solution import Ledger as Ledger
+from aipod.solution import Result as Result
+from aipod.solution import Solution as Solution
+from aipod.solve import Stop as Stop
+from aipod.solve import solve as solve
+from aipod.solvers import AiPOD as AiPOD
+from aipod.solvers import E2AiPOD as E2AiPOD
+from aipod.solvers import EAiPOD as EAiPOD
+from aipod.solvers import FedAvg as FedAvg
+from aipod.solvers import FedNest as FedNest
+from aipod.solvers import LFedNest as LFedNest
+from aipod.stepsize import Curvature as Curvature
+from aipod.svrg import SVRG as SVRG
+from aipod.svrg import LocalUpper as LocalUpper
+from aipod.upper import Delayed as Delayed
+from aipod.upper import EveryStep as EveryStep
+from aipod.upper import Periodic as Periodic

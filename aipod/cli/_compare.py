@@ -1,0 +1,141 @@
+"""`aipod compare`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from aipod.cli._run import EXIT, free_folder, merged, to_resume
+from aipod.cli._show import comparison_table, err, number, out
+from aipod.cli._watch import Watch
+from aipod.experiments.compare import CompareConfig, resolve_comparison
+from aipod.experiments.environment import environment
+from aipod.experiments.execute import Prepared, execute, prepare
+from aipod.experiments.run_folder import RunFolder, finite
+from aipod.experiments.tensorboard import require_tensorboard
+
+
+def compare(
+    given: dict[str, Any],
+    path: Path | None,
+    *,
+    resume: bool,
+    force: bool,
+    as_json: bool,
+    tensorboard: bool,
+) -> int:
+    if tensorboard:
+        require_tensorboard()
+    folder = RunFolder(path) if path is not None else None
+    if resume:
+        folder = to_resume(folder)
+        given = merged(folder, given, resolve_comparison)
+    config = resolve_comparison(given)
+    ready = _prepare(config)
+    if folder is None:
+        folder = free_folder(f"{config.experiment}-comparison")
+    if resume:
+        folder.write_config(config.toml())
+    else:
+        folder.create(config.toml(), force=force)
+    results = _execute_all(config, ready, folder, tensorboard)
+    if "interrupted" in results:
+        err.print(
+            "interrupted; finished runs are kept. Go on with: aipod compare --resume --out "
+            f"{escape(str(folder.path))}"
+        )
+        return EXIT["interrupted"]
+    summary = _conclude(config, folder)
+    if as_json:
+        print(json.dumps(finite(summary | {"folder": str(folder.path)})))
+    else:
+        _show(summary, folder)
+    return EXIT["diverged"] if "diverged" in results else 0
+
+
+def _prepare(config: CompareConfig) -> dict[str, Prepared]:
+    """One problem for all; variants that come to the same run are prepared once."""
+    ready: dict[str, Prepared] = {}
+    task = None
+    for folder, variants in config.folders().items():
+        ready[folder] = prepare(config.runs[variants[0]], task)
+        task = ready[folder].task
+    return ready
+
+
+def _execute_all(
+    config: CompareConfig, ready: dict[str, Prepared], folder: RunFolder, tensorboard: bool
+) -> list[str]:
+    """Every variant with every seed; the results in order, the last `interrupted` if one was."""
+    results = []
+    with Watch(len(ready) * config.seeds) as watch:
+        for name, prepared in ready.items():
+            for seed in config.seed_range():
+                one = prepared.with_seed(seed)
+                place = RunFolder(folder.runs / name / f"seed-{seed}")
+                watch.begin(f"{name}, seed {seed}", config.steps)
+                result = _finished(place, one)
+                if result is None:
+                    place.path.mkdir(parents=True, exist_ok=True)
+                    place.write_config(one.config.toml())
+                    summary = execute(one, place, resume=True, front=watch, tensorboard=tensorboard)
+                    result = summary["result"]
+                    watch.end(_in_short(summary))
+                results.append(result)
+                if watch.stopped:
+                    return [*results, "interrupted"]
+    return results
+
+
+def _in_short(summary: dict[str, Any]) -> str:
+    metric = summary["metrics"][0]["name"]
+    value = f", {metric} {number(summary['last'][metric])}" if summary["last"] else ""
+    return f"{summary['result']}{value}, {summary['seconds']:.1f} s"
+
+
+def _finished(place: RunFolder, run: Prepared) -> str | None:
+    """How this very run ended earlier, if it did."""
+    if not place.is_run() or place.config.read_text(encoding="utf-8") != run.config.toml():
+        return None
+    try:
+        result = place.read_summary()["result"]
+    except ValueError:
+        return None
+    return None if result == "interrupted" else str(result)
+
+
+def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
+    """The comparison's own summary and figure, made from the folders of its runs."""
+    from aipod.report import claims
+    from aipod.report.collect import collect
+    from aipod.report.curves import AXES
+    from aipod.report.figures import comparison_figure
+
+    summary: dict[str, Any] = {
+        "kind": "comparison",
+        "experiment": config.experiment,
+        "panels": [{"title": p.title, "variants": list(p.variants)} for p in config.panels],
+        "folders": {v: name for name, variants in config.folders().items() for v in variants},
+        "environment": environment(),
+    }
+    folder.write_summary(summary)
+    section = collect([folder.path])[0]
+    summary |= {
+        "metric": section.metrics[0]["label"],
+        "cost": AXES[section.axes[0]],
+        "tables": claims.as_data(section),
+        "sentences": claims.sentences(section),
+    }
+    folder.write_summary(summary)
+    comparison_figure(section, folder.figures)
+    return finite(summary)
+
+
+def _show(summary: dict[str, Any], folder: RunFolder) -> None:
+    for panel in summary["tables"]:
+        out.print(comparison_table(panel, summary["metric"], summary["cost"]))
+    for sentence in summary["sentences"]:
+        out.print(escape(sentence))
+    shown = escape(str(folder.path))
+    err.print(f"written to {shown}; next: aipod report {shown}")

@@ -1,0 +1,23 @@
+"""`aipod report`."""
+
+import json
+from pathlib import Path
+
+from rich.markup import escape
+
+from aipod.cli._show import out as console
+from aipod.report import claims
+from aipod.report.collect import collect
+from aipod.report.page import write_report
+
+
+def report(folders: list[Path], out: Path | None, *, force: bool, as_json: bool) -> None:
+    sections = collect(folders)
+    default = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    path = out or default
+    write_report(sections, path, force=force)
+    if as_json:
+        sentences = [sentence for section in sections for sentence in claims.sentences(section)]
+        print(json.dumps({"report": str(path), "sentences": sentences}))
+        return
+    console.print(f"The report is in {escape(str(path))}; open it in a browser.")

@@ -1,0 +1,29 @@
+"""The experiments of the command: each is one small file that a reader can begin with.
+
+A new one is a file here with an `EXPERIMENT` in it (see `base.py`), and a line in `SUMMARIES`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from aipod.experiments.values import suggestion
+
+if TYPE_CHECKING:
+    from aipod.experiments.base import Experiment
+
+# An experiment's file is only imported when it is used: `aipod list` need not load JAX.
+SUMMARIES = {
+    "synthetic": "the paper's Figure 1: a noisy problem of known solution with both levels "
+    "constrained",
+}
+
+
+def load(name: str) -> "Experiment":
+    """The experiment of that name: `EXPERIMENT` in the file named after it."""
+    if name not in SUMMARIES:
+        raise ValueError(
+            f"there is no experiment {name!r}.{suggestion(name, SUMMARIES)} "
+            f"Experiments: {', '.join(SUMMARIES)}."
+        )
+    module = importlib.import_module(f"aipod.experiments.{name.replace('-', '_')}")
+    return module.EXPERIMENT

@@ -1,0 +1,107 @@
+"""What an experiment is: a problem to build, what is measured on it, and what is compared."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import PyTree
+
+from aipod.experiments import values
+from aipod.experiments.values import Plain
+from aipod.problem import Bilevel
+
+Columns = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A column of the history as tables, figures and the report show it."""
+
+    name: str
+    label: str
+    log: bool = True
+    better: Literal["smaller", "larger"] = "smaller"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A problem ready to solve, where to start, and what to measure on the way.
+
+    - `record`: (x, y) -> dictionary of arrays, compiled along with the solver.
+    - `derive`: columns -> further columns, computed on the host when the run has ended.
+    """
+
+    problem: Bilevel
+    x0: PyTree
+    y0: PyTree
+    record: Callable[[PyTree, PyTree], dict[str, Any]]
+    derive: Callable[[Columns], dict[str, np.ndarray]] = lambda columns: {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One column of the comparison's figure; the first variant is the measure for the others.
+
+    A variant is a solver with arguments of its own, `e-aipod:lower_prob=0.1:upper_steps=2`.
+    """
+
+    title: str
+    variants: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """An experiment of the command.
+
+    - `options`: a frozen dataclass whose fields are made by `option`.
+    - `build`: options -> Task.
+    - `panels`: options -> what `aipod compare` shows unless it is told otherwise.
+    - `metrics`: what is shown; the first one is the headline.
+    - `axes`: the columns to draw against; the first one is the cost that the comparison counts.
+    - `arguments`: for each solver what it is given unless told otherwise; the first is the default.
+    - `steps`, `every`: outer steps, and how often to record.
+    """
+
+    name: str
+    options: type
+    build: Callable[[Any], Task]
+    panels: Callable[[Any], tuple[Panel, ...]]
+    metrics: tuple[Metric, ...]
+    axes: tuple[str, ...]
+    arguments: Mapping[str, Mapping[str, Plain]]
+    steps: int
+    every: int = 1
+
+    @property
+    def solver(self) -> str:
+        """The solver that a run takes unless told otherwise."""
+        return next(iter(self.arguments))
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of an experiment's options, with the line that `--help` shows."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def checks(options: type) -> dict[str, Callable[[Any, str], Plain]]:
+    """For each option the function that checks a plain value, from the field's type."""
+    plain: dict[type, Callable[[Any, str], Plain]] = {
+        int: values.whole,
+        float: values.number,
+        bool: values.flag,
+        str: values.text,
+    }
+    hints = typing.get_type_hints(options)
+    found: dict[str, Callable[[Any, str], Plain]] = {}
+    for field in dataclasses.fields(options):
+        hint = hints[field.name]
+        if isinstance(hint, types.UnionType):  # such as `str | None`
+            hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+        if typing.get_origin(hint) is Literal:
+            found[field.name] = values.choice(*typing.get_args(hint))
+        else:
+            found[field.name] = plain[hint]
+    return found

@@ -1,0 +1,132 @@
+"""A comparison: several variants of solvers, each with several seeds, in the panels of a figure."""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from aipod.experiments import load, solvers, values
+from aipod.experiments.base import Experiment, Panel
+from aipod.experiments.config import RUN_NAMES, RunConfig, assignments, resolve
+from aipod.experiments.toml import dump, header
+from aipod.experiments.values import Plain
+
+_NAMES = ("experiment", "seeds", "steps", "every", "seed", "x64")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig:
+    """A comparison. `common` holds arguments for every variant that takes them."""
+
+    experiment: str
+    seeds: int
+    steps: int
+    every: int
+    seed: int
+    x64: bool
+    common: dict[str, Plain]
+    options: dict[str, Plain]
+    panels: tuple[Panel, ...]
+    runs: dict[str, RunConfig]
+
+    def toml(self) -> str:
+        text = header("compare") + dump({name: getattr(self, name) for name in _NAMES})
+        if self.common:
+            text += "\n# arguments of every solver that takes them\n" + dump(self.common)
+        text += f"\n# options of the experiment {self.experiment}\n" + dump(self.options)
+        for panel in self.panels:
+            text += "\n[[panel]]\n" + dump({"title": panel.title, "variants": panel.variants})
+        return text
+
+    def flat(self) -> dict[str, Any]:
+        """All of it under its one name."""
+        names: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
+        solvers = [variant for panel in self.panels for variant in panel.variants]
+        return names | self.common | self.options | {"solvers": ",".join(solvers)}
+
+    def seed_range(self) -> range:
+        return range(self.seed, self.seed + self.seeds)
+
+    def folders(self) -> dict[str, list[str]]:
+        """A folder for each distinct run, with the variants that come to it.
+
+        The same run may stand in two panels under two names; it is made once.
+        """
+        found: dict[str, list[str]] = {}
+        for variant, run in self.runs.items():
+            same = (name for name, variants in found.items() if self.runs[variants[0]] == run)
+            found.setdefault(next(same, _folder_name(variant, found)), []).append(variant)
+        return found
+
+
+def _folder_name(variant: str, taken: Collection[str]) -> str:
+    """A name that every file system takes."""
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", variant).strip("_.")
+    return name if name not in taken else f"{name}-{len(taken)}"
+
+
+def resolve_comparison(given: Mapping[str, Any]) -> CompareConfig:
+    """The comparison that the given names and the defaults describe."""
+    if "experiment" not in given:
+        raise ValueError(
+            "name an experiment, as in `aipod compare synthetic`; `aipod list` has them all."
+        )
+    experiment = load(str(given["experiment"]))
+    rest = {k: v for k, v in given.items() if k not in ("solvers", "panel", "seeds")}
+    common = {k: v for k, v in rest.items() if k in solvers.ARGUMENTS}
+    shared = {k: v for k, v in rest.items() if k not in common}
+    if "solver" in shared:
+        raise ValueError("a comparison takes solvers, as in --solvers aipod,e-aipod.")
+    plain = resolve(shared)
+    seeds = values.whole(given.get("seeds", 5), "seeds")
+    if not 1 <= seeds <= 1000:
+        raise ValueError(f"seeds must be a whole number from 1 to 1000, got {seeds}.")
+    panels = _panels(experiment, given, experiment.options(**plain.options))
+    runs, used = _runs(panels, common, shared)
+    for name in common:
+        if name not in used:
+            raise ValueError(f"none of the compared solvers has an argument {name}.")
+    return CompareConfig(
+        **{name: getattr(plain, name) for name in RUN_NAMES if name != "solver"},
+        seeds=seeds,
+        common={name: solvers.ARGUMENTS[name].check(value, name) for name, value in common.items()},
+        options=plain.options,
+        panels=panels,
+        runs=runs,
+    )
+
+
+def _panels(experiment: Experiment, given: Mapping[str, Any], options: Any) -> tuple[Panel, ...]:
+    if "solvers" in given:
+        wanted = given["solvers"]
+        names = wanted.split(",") if isinstance(wanted, str) else wanted
+        return (Panel("", _variants([name.strip() for name in map(str, names)], "solvers")),)
+    if "panel" in given:
+        return tuple(_panel_of(table) for table in given["panel"])
+    return experiment.panels(options)
+
+
+def _panel_of(table: Any) -> Panel:
+    if not isinstance(table, Mapping) or set(table) != {"title", "variants"}:
+        raise ValueError("each [[panel]] must hold a title and its variants, and nothing else.")
+    return Panel(str(table["title"]), _variants(table["variants"], "variants"))
+
+
+def _variants(names: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(names, Sequence) or not all(isinstance(n, str) and n for n in names):
+        raise ValueError(f"{what} must name solvers, such as aipod,e-aipod:lower_prob=0.1.")
+    return tuple(dict.fromkeys(names))
+
+
+def _runs(
+    panels: tuple[Panel, ...], common: Mapping[str, Any], shared: Mapping[str, Any]
+) -> tuple[dict[str, RunConfig], set[str]]:
+    """A run for each variant, and the common arguments that were of use to one."""
+    runs: dict[str, RunConfig] = {}
+    used: set[str] = set()
+    for variant in dict.fromkeys(name for panel in panels for name in panel.variants):
+        solver, *own = variant.split(":")
+        takes = {name: value for name, value in common.items() if name in solvers.defaults(solver)}
+        used |= set(takes)
+        runs[variant] = resolve({**shared, "solver": solver, **takes, **assignments(own)})
+    return runs, used

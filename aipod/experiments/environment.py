@@ -1,0 +1,21 @@
+"""Where a run ran, in words that tell nothing about the machine's owner."""
+
+import importlib.metadata
+import os
+import platform
+
+
+def environment() -> dict[str, str | int]:
+    import jax
+
+    device = jax.devices()[0]
+    found: dict[str, str | int] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count() or 1,
+        "device": f"{device.device_kind} ({device.platform})",
+        "devices": jax.device_count(),
+    }
+    for package in ("aipod", "jax", "jaxlib", "equinox", "lineax", "optax", "numpy"):
+        found[package] = importlib.metadata.version(package)
+    return found

@@ -1,0 +1,107 @@
+"""The solvers by the names that the command uses, and what each of their arguments may be.
+
+The names stand here without the solvers themselves, so that `aipod --help` need not load JAX.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aipod.experiments import values
+from aipod.experiments.values import Plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """`function`: its name in `aipod`; `label`: its name in figures."""
+
+    function: str
+    label: str
+    summary: str
+
+
+SOLVERS = {
+    "aipod": Entry("AiPOD", "AiPOD", "every step of both levels is projected"),
+    "e-aipod": Entry("EAiPOD", "E-AiPOD", "projections of y are skipped at random and made up for"),
+    "e2-aipod": Entry("E2AiPOD", "E2-AiPOD", "the adjoint skips too; only without coupling"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One argument: how a plain value is checked, the paper's symbol, and a line of help.
+
+    `make` turns the plain value into what the solver takes; None where that is the value itself.
+    """
+
+    check: Callable[[Any, str], Plain]
+    symbol: str
+    help: str
+    make: Callable[[Plain, str], Any] | None = None
+
+
+def _rate(symbol: str, what: str) -> Argument:
+    return Argument(values.step_size, symbol, what, values.make_step_size)
+
+
+def _probability(symbol: str, what: str) -> Argument:
+    return Argument(values.number, symbol, what, values.make_probability)
+
+
+ARGUMENTS = {
+    "upper_lr": _rate("α", "step size of x"),
+    "lower_lr": _rate("β", "step size of y: a number, curvature or curvature(0.5)"),
+    "lower_steps": Argument(values.whole, "S", "steps on y in each outer step"),
+    "lower_prob": _probability("p", "how often y is projected, in (0, 1]"),
+    "upper_steps": Argument(values.whole, "T", "steps on x for each projection of x"),
+    "extrapolation": Argument(values.number, "δ", "how far towards the projected x, at least 1"),
+    "adjoint_steps": Argument(values.whole, "N", "terms or steps of the adjoint"),
+    "adjoint_lr": _rate("ρ", "step size of the adjoint: a number, curvature or curvature(0.5)"),
+    "adjoint_prob": _probability("q", "how often the adjoint is projected, in (0, 1]"),
+    "adjoint_random": Argument(values.flag, "", "the paper's random number of Neumann factors"),
+    "damping": Argument(values.number, "", "a Tikhonov term on the lower Hessian"),
+    "upper_optimizer": Argument(
+        values.optimizer,
+        "",
+        "an Optax optimiser in place of upper_lr, such as adam(0.003)",
+        values.make_optimizer,
+    ),
+}
+
+
+def entry(solver: str) -> Entry:
+    if solver not in SOLVERS:
+        raise ValueError(
+            f"there is no solver {solver!r}.{values.suggestion(solver, SOLVERS)} "
+            f"Solvers: {', '.join(SOLVERS)}."
+        )
+    return SOLVERS[solver]
+
+
+def defaults(solver: str) -> dict[str, Plain | None]:
+    """The arguments that a solver takes, with their own defaults as plain values."""
+    import aipod
+
+    parameters = inspect.signature(getattr(aipod, entry(solver).function)).parameters
+    return {name: _plain(parameter.default) for name, parameter in parameters.items()}
+
+
+def make(solver: str, arguments: Mapping[str, Plain]) -> Any:
+    """The solver itself."""
+    import aipod
+
+    made: dict[str, Any] = dict(arguments)
+    for name, value in arguments.items():
+        make_value = ARGUMENTS[name].make
+        if make_value is not None:
+            made[name] = make_value(value, name)
+    return getattr(aipod, entry(solver).function)(**made)
+
+
+def _plain(default: Any) -> Plain | None:
+    if default is None or isinstance(default, bool | int | float | str):
+        return default
+    if type(default).__name__ == "Curvature":
+        return "curvature"
+    raise ValueError(f"no plain value stands for the default {default!r}.")

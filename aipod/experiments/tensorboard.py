@@ -1,0 +1,41 @@
+"""Event files for TensorBoard, written while the run goes on."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+from aipod.solution import History
+
+
+def require_tensorboard() -> None:
+    """Raises unless event files can be written."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise ValueError("--tensorboard needs tensorboardX: pip install 'aipod[tensorboard]'.")
+
+
+class EventWriter:
+    """One scalar for each metric and recorded step.
+
+    A resumed run starts from an empty folder again, since its history comes back whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        shutil.rmtree(folder, ignore_errors=True)
+        self._writer: Any = SummaryWriter(str(folder), write_to_disk=True)
+        self._written = 0
+
+    def write(self, history: History) -> None:
+        """The rows that are new since the last call."""
+        steps = history["step"]
+        for row in range(self._written, len(steps)):
+            for name, column in history.items():
+                if name != "step" and column.ndim == 1:
+                    self._writer.add_scalar(name, float(column[row]), int(steps[row]))
+        self._written = len(steps)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,26 @@
+"""Writing the little TOML that configuration files need; the standard library only reads it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def header(verb: str) -> str:
+    return f"# This file repeats what is beside it: aipod {verb} --config config.toml\n\n"
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {_value(value)}\n" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A JSON string is a TOML string, but for the one control character that JSON leaves alone.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    raise TypeError(f"{type(value).__name__} has no place in a configuration file.")

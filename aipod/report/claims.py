@@ -1,0 +1,101 @@
+"""What a comparison shows, in numbers and in sentences."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from aipod.report.collect import Group, Section, View
+from aipod.report.curves import AXES, curve, rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One group beside the first group of its view, at as many outer steps as both have.
+
+    `value` and `cost` are medians over seeds; `ratio` and `cost_ratio` are relative to the first
+    group, and `worst` is the largest ratio of the values at any recorded step.
+    """
+
+    label: str
+    seeds: int
+    results: dict[str, int]
+    step: int
+    value: float
+    ratio: float
+    worst: float
+    cost: float
+    cost_ratio: float
+    seconds: float
+
+
+def table(section: Section, view: View) -> list[Row]:
+    return [_row(section, group, view.groups[0]) for group in view.groups]
+
+
+def _row(section: Section, group: Group, measure: Group) -> Row:
+    metric, cost = section.metrics[0]["name"], section.axes[0]
+    length = min(rows(group), rows(measure))
+    value, against = (curve(g, metric).middle[:length] for g in (group, measure))
+    spent, before = (curve(g, cost).middle[:length] for g in (group, measure))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = value / against
+        cost_ratio = float(np.divide(spent[-1], before[-1]))
+    results = [run.summary["result"] for run in group.runs]
+    return Row(
+        label=group.label,
+        seeds=len(group.runs),
+        results={name: results.count(name) for name in dict.fromkeys(results)},
+        step=int(curve(group, "step").middle[length - 1]),
+        value=float(value[-1]),
+        ratio=float(ratios[-1]),
+        worst=float(np.max(ratios)),
+        cost=float(spent[-1]),
+        cost_ratio=cost_ratio,
+        seconds=float(np.median([run.summary["seconds"] for run in group.runs])),
+    )
+
+
+def sentences(section: Section) -> list[str]:
+    """For each view one: the cheapest group beside the first one."""
+    said: list[str] = []
+    for view in section.views:
+        first, *others = table(section, view)
+        if others:
+            said.append(_sentence(section, first, min(others, key=lambda row: row.cost)))
+    return said
+
+
+def _sentence(section: Section, first: Row, row: Row) -> str:
+    metric, cost = section.metrics[0], AXES[section.axes[0]]
+    values = f"{number(row.value)} against {number(first.value)}"
+    if metric["better"] == "smaller":
+        quality = (
+            f"{row.ratio:.2f} times the {metric['label']} of {first.label} ({values}, and never "
+            f"more than {row.worst:.2f} times)"
+        )
+    else:
+        quality = f"the {metric['label']} {values} of {first.label}"
+    dear = row.cost_ratio >= 2
+    share = f"{row.cost_ratio:.3g} times" if dear else f"{percent(row.cost_ratio)} of"
+    return (
+        f"After {row.step:,} outer steps, {row.label} has {quality}, for {share} its {cost} "
+        f"({row.cost:,.0f} against {first.cost:,.0f})."
+    )
+
+
+def number(value: float) -> str:
+    """Three digits that a person can read."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * ratio:,.0f} %" if ratio >= 1 else f"{100 * ratio:.3g} %"
+
+
+def as_data(section: Section) -> list[dict[str, Any]]:
+    """The tables of all views, for `summary.json`."""
+    return [
+        {"title": view.title, "rows": [dataclasses.asdict(row) for row in table(section, view)]}
+        for view in section.views
+    ]

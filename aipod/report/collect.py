@@ -1,0 +1,181 @@
+"""From run folders to what is shown: sections of groups of runs that differ in their seed only."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aipod.experiments.run_folder import RunFolder
+from aipod.experiments.solvers import ARGUMENTS, SOLVERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    path: Path
+    summary: dict[str, Any]
+    columns: dict[str, np.ndarray]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that was chosen, but for the seed."""
+        return {name: value for name, value in self.summary["config"].items() if name != "seed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs of one configuration, one for each seed; `index` chooses its colour and line."""
+
+    label: str
+    index: int
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.runs[0].config
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Groups that are drawn together; the first is the measure for the others."""
+
+    title: str
+    groups: tuple[Group, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """All runs of one experiment."""
+
+    experiment: str
+    metrics: tuple[dict[str, Any], ...]
+    axes: tuple[str, ...]
+    groups: tuple[Group, ...]
+    views: tuple[View, ...]
+
+
+def collect(paths: Sequence[Path]) -> tuple[Section, ...]:
+    """The sections of all runs in these folders, however deep they lie."""
+    runs: dict[Path, Run] = {}
+    for path in paths:
+        found = _find(path)
+        if not found:
+            raise ValueError(f"there is no finished run in {path}: `aipod run` writes one.")
+        runs |= {run.path.resolve(): run for run in found}
+    experiments = dict.fromkeys(run.summary["experiment"] for run in runs.values())
+    return tuple(
+        _section([r for r in runs.values() if r.summary["experiment"] == name], paths)
+        for name in experiments
+    )
+
+
+def _find(path: Path) -> list[Run]:
+    if not path.exists():
+        raise ValueError(f"there is no folder {path}.")
+    found = []
+    for file in sorted(path.rglob("summary.json")):
+        folder = RunFolder(file.parent)
+        summary = folder.read_summary()
+        if folder.is_run() and summary.get("kind") == "run" and summary["last"]:
+            found.append(Run(file.parent, summary, folder.read_metrics()))
+    return found
+
+
+def _section(runs: list[Run], paths: Sequence[Path]) -> Section:
+    by_config: dict[str, list[Run]] = {}
+    for run in runs:
+        by_config.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
+    order = _order(by_config, paths)
+    members = [by_config[key] for key in order]
+    labels = _labels([run[0] for run in members], _named(paths))
+    groups = tuple(
+        Group(label, index, tuple(sorted(runs, key=lambda run: run.summary["seed"])))
+        for index, (label, runs) in enumerate(zip(labels, members, strict=True))
+    )
+    first = runs[0].summary
+    return Section(
+        experiment=first["experiment"],
+        metrics=tuple(m for m in first["metrics"] if m["name"] in runs[0].columns),
+        axes=tuple(first["axes"]),
+        groups=groups,
+        views=_views(groups, paths),
+    )
+
+
+def _comparison(paths: Sequence[Path]) -> dict[str, Any] | None:
+    """The summary of the one comparison that is shown, if it is one and has ended."""
+    if len(paths) != 1 or not (paths[0] / "summary.json").is_file():
+        return None
+    summary = RunFolder(paths[0]).read_summary()
+    return summary if summary.get("kind") == "comparison" else None
+
+
+def _named(paths: Sequence[Path]) -> dict[str, set[str]]:
+    """The arguments that a comparison's variants name, for each solver: labels tell them too."""
+    named: dict[str, set[str]] = {}
+    for variant in (_comparison(paths) or {"folders": ()})["folders"]:
+        solver, *own = variant.split(":")
+        names = {text.partition("=")[0].strip().replace("-", "_") for text in own}
+        named.setdefault(solver, set()).update(names)
+    return named
+
+
+def _order(by_config: dict[str, list[Run]], paths: Sequence[Path]) -> list[str]:
+    """The order of the comparison's variants; without one, the order of the folders."""
+    summary = _comparison(paths)
+    if summary is None:
+        return list(by_config)
+    folders = list(dict.fromkeys(summary["folders"].values()))
+    return sorted(by_config, key=lambda key: folders.index(by_config[key][0].path.parent.name))
+
+
+def _views(groups: tuple[Group, ...], paths: Sequence[Path]) -> tuple[View, ...]:
+    summary = _comparison(paths)
+    if summary is None:
+        return (View("", groups),)
+    by_folder = {group.runs[0].path.parent.name: group for group in groups}
+    views = []
+    for panel in summary["panels"]:
+        folders = [summary["folders"][variant] for variant in panel["variants"]]
+        members = tuple(by_folder[name] for name in dict.fromkeys(folders) if name in by_folder)
+        if members:
+            views.append(View(panel["title"], members))
+    return tuple(views)
+
+
+def _labels(runs: list[Run], named: Mapping[str, set[str]]) -> list[str]:
+    """Names that tell the groups apart: the solver, and whatever else differs between them."""
+    everywhere = {
+        name
+        for name in {name for run in runs for name in run.config}
+        if name not in ARGUMENTS and name != "solver" and _differs(runs, name)
+    }
+    labels = []
+    for run in runs:
+        solver = run.summary["solver"]
+        alike = [other for other in runs if other.summary["solver"] == solver]
+        shown = [
+            f"{_symbol(name)} = {_short(value)}"
+            for name, value in run.config.items()
+            if name in everywhere
+            or name in named.get(solver, ())
+            or (name in ARGUMENTS and _differs(alike, name))
+        ]
+        label = SOLVERS[solver].label if solver in SOLVERS else solver
+        labels.append(f"{label} ({', '.join(shown)})" if shown else label)
+    return labels
+
+
+def _differs(runs: list[Run], name: str) -> bool:
+    return len({json.dumps(run.config.get(name)) for run in runs}) > 1
+
+
+def _symbol(name: str) -> str:
+    known = ARGUMENTS.get(name)
+    return (known.symbol if known else "") or name.replace("_", " ")
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

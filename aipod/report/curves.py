@@ -1,0 +1,60 @@
+"""Curves over seeds: the median and the range, at the steps that all seeds recorded."""
+
+import dataclasses
+
+import numpy as np
+
+from aipod.report.collect import Group
+
+# The columns that can be drawn against, in the order of the report's menu.
+AXES = {
+    "step": "outer steps",
+    "projections": "projections, all kinds",
+    "lower_projections": "projections of y",
+    "upper_projections": "projections of x",
+    "adjoint_projections": "projections in the adjoint",
+    "samples": "samples",
+    "rounds": "communication rounds",
+    "bytes_up": "bytes sent by one client",
+    "bytes_down": "bytes received by one client",
+    "seconds": "computing time (s)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve(group: Group, column: str) -> Curve:
+    """A column's median and range over the seeds, for as many rows as every seed has."""
+    length = rows(group)
+    stacked = np.stack([run.columns[column][:length] for run in group.runs])
+    return Curve(np.median(stacked, axis=0), stacked.min(axis=0), stacked.max(axis=0))
+
+
+def rows(group: Group) -> int:
+    return min(len(run.columns["step"]) for run in group.runs)
+
+
+def available_axes(groups: tuple[Group, ...]) -> list[str]:
+    """The axes on which something moves: no rounds where there are no clients."""
+
+    def moves(name: str) -> bool:
+        columns = [run.columns.get(name) for group in groups for run in group.runs]
+        return all(c is not None for c in columns) and any(
+            c is not None and np.any(c > 0) for c in columns
+        )
+
+    return [name for name in AXES if moves(name)]
+
+
+def thinned(length: int, most: int = 400) -> np.ndarray:
+    """Rows to draw: half of them even, half even on a logarithmic scale, the ends among them."""
+    if length <= most:
+        return np.arange(length)
+    even = np.linspace(0, length - 1, most // 2)
+    logarithmic = np.geomspace(1, length, most // 2) - 1
+    return np.unique(np.concatenate([even, logarithmic]).round().astype(int))

@@ -1,0 +1,155 @@
+"""Figures for paper and screen, with Matplotlib: PNG and SVG."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from aipod.report.collect import Group, Section
+from aipod.report.curves import AXES, curve, thinned
+from aipod.report.style import COLOURS, LINES
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#d9d9d9",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "svg.hashsalt": "aipod",
+}
+
+# Rows of a run that a line is drawn through; more only makes the files larger.
+_POINTS = 600
+
+
+def comparison_figure(section: Section, folder: Path) -> list[Path]:
+    """The headline metric: a column for each view, a row for each axis (the paper's Figure 1)."""
+    metric, axes = section.metrics[0], section.axes
+    width = max(4.2, 3.7 * len(section.views))
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(len(axes), len(section.views), squeeze=False, sharey=True)
+        for column, view in enumerate(section.views):
+            for row, axis in enumerate(axes):
+                place = grid[row][column]
+                for group in view.groups:
+                    _line(place, group, axis, metric)
+                _finish(place, axis, metric if column == 0 else None, metric["log"])
+            grid[0][column].set_title(view.title)
+            grid[-1][column].legend(
+                loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=_columns(view.groups)
+            )
+
+        seeds = max(len(group.runs) for group in section.groups)
+        if seeds > 1:
+            note = f"lines: median of {seeds} seeds; shaded: their range"
+            figure.supxlabel(note, fontsize=8, color="#555555")
+
+    legend = 0.2 * max(-(-len(view.groups) // _columns(view.groups)) for view in section.views)
+    return _save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
+
+
+def run_figure(section: Section, folder: Path) -> list[Path]:
+    """One run: the metrics against outer steps, and the headline against its cost."""
+    group, cost = section.groups[0], section.axes[0]
+    logarithmic = [metric for metric in section.metrics if metric["log"]]
+    linear = [metric for metric in section.metrics if not metric["log"]]
+    parts = [(part, "step") for part in (logarithmic, linear) if part]
+    if cost != "step":
+        parts.append(([section.metrics[0]], cost))
+
+    def draw(figure: Figure) -> None:
+        for place, (metrics, axis) in zip(
+            np.atleast_1d(figure.subplots(1, len(parts))), parts, strict=True
+        ):
+            for metric in metrics:
+                _metric_line(place, group, axis, metric, section.metrics.index(metric))
+            _finish(place, axis, metrics[0] if len(metrics) == 1 else None, metrics[0]["log"])
+            if len(metrics) > 1:
+                place.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+    rows = max(len(metrics) for metrics, _ in parts)
+    title = f"{section.experiment}: {group.label}, seed {group.runs[0].summary['seed']}"
+    return _save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
+
+
+def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
+    across, up = curve(group, axis).middle, curve(group, metric["name"])
+    rows = thinned(len(across), _POINTS)
+    colour, line = COLOURS[group.index % len(COLOURS)], LINES[group.index % len(LINES)][0]
+    place.plot(across[rows], up.middle[rows], color=colour, linestyle=line, label=group.label)
+    if len(group.runs) > 1:
+        shade: Any = (up.low[rows], up.high[rows])
+        place.fill_between(across[rows], *shade, color=colour, alpha=0.18, linewidth=0)
+
+
+def _metric_line(place: Axes, group: Group, axis: str, metric: dict[str, Any], index: int) -> None:
+    """Of one run. Solid, since a dashed line with noise on it is hard to follow."""
+    across, up = curve(group, axis).middle, curve(group, metric["name"]).middle
+    rows = thinned(len(across), _POINTS)
+    width = 1.8 if index == 0 else 0.9
+    colour = COLOURS[index % len(COLOURS)]
+    place.plot(across[rows], up[rows], color=colour, linewidth=width, label=metric["label"])
+
+
+def _finish(place: Axes, axis: str, metric: dict[str, Any] | None, logarithmic: bool) -> None:
+    place.set_xlabel(AXES[axis])
+    if metric is not None:
+        place.set_ylabel(metric["label"])
+    if logarithmic:
+        place.set_yscale("log")
+        low, high = place.get_ylim()
+        # Plain numbers; in between the powers of ten only where there are few of those.
+        place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        place.yaxis.set_minor_locator(NullLocator())
+        place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    place.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    place.set_axisbelow(True)
+
+
+def _thousands(value: float, _: Any = None) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"
+
+
+def _columns(groups: Sequence[Group]) -> int:
+    return 2 if max(len(group.label) for group in groups) < 22 else 1
+
+
+def _save(
+    folder: Path,
+    name: str,
+    size: tuple[float, float],
+    draw: Callable[[Figure], None],
+    title: str = "",
+) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with plt.rc_context(_STYLE):
+        figure = plt.figure(figsize=size, layout="constrained")
+        try:
+            draw(figure)
+            if title:
+                figure.suptitle(title, fontsize=10, fontweight="bold")
+            for kind, extra in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
+                path = folder / f"{name}.{kind}"
+                figure.savefig(path, **extra)
+                written.append(path)
+        finally:
+            plt.close(figure)
+    return written
