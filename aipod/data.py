@@ -205,7 +205,8 @@ class _Bar:
         from rich.progress import Progress
 
         self.total = 0
-        self._name, self._progress, self._task = name, Progress(transient=True), None
+        self._name, self._progress = name, Progress(transient=True)
+        self._task: Any = None
 
     def update(self, amount: int) -> None:
         if self._task is None:
