@@ -16,6 +16,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._random import subkey, subkeys
 from aipod._tree import axpy, cast_like
 from aipod.cost import Cost, rounds_of
 from aipod.problem import Bilevel
@@ -131,18 +132,18 @@ class Neumann(AbstractAdjoint):
         def average(n: Array | int, v: PyTree) -> PyTree:
             if self.local:
                 return cast_like(v, y)
-            chosen = lower_set.for_round(jax.random.fold_in(key, self.steps + n))
+            chosen = lower_set.for_round(subkey(key, self.steps + n))
             return cast_like(chosen.tangent(v), y)
 
         first = average(0, lower_set.riesz(gradient))
 
         def factor(n: Array, v: PyTree) -> PyTree:
-            batch = draw(samples, jax.random.fold_in(key, n))
+            batch = draw(samples, subkey(key, n))
             product = hessian_product(lambda t: objective(t, batch), y, v, self.damping)
             return average(n, axpy(v, -eta, lower_set.riesz(product)))
 
         if self.random:
-            factors = jax.random.randint(jax.random.fold_in(key, 0), (), 0, self.steps)
+            factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
             last = jax.lax.fori_loop(1, factors + 1, factor, first)
             z = optax.tree.scale(eta * self.steps, last)
         else:
@@ -223,7 +224,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
         objective, samples = problem.lower_at(x, draws=self.steps)
 
         def gradient(u: PyTree, draw_key: PRNGKeyArray) -> PyTree:
-            upper_key, lower_key = jax.random.split(draw_key)
+            upper_key, lower_key = subkeys(draw_key, 2)
             slope = _upper_gradient(problem, x, y, draw(problem.upper_samples, upper_key))
             batch = draw(samples, lower_key)
             product = hessian_product(lambda t: objective(t, batch), y, u, self.damping)

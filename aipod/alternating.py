@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._random import as_key, subkeys
 from aipod._tree import as_arrays, cast_like
 from aipod.adjoint import AbstractAdjoint
 from aipod.cost import Cost, Counts
@@ -90,8 +91,8 @@ class Alternating(eqx.Module):
 
     def traced_step(self, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
         """The same step for use inside a program that is compiled as a whole."""
-        key = jax.random.fold_in(key, state.step)
-        lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = jax.random.split(key, 6)
+        key = jax.random.fold_in(as_key(key), state.step)
+        lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = subkeys(key, 6)
         x = state.x
         curvature, spent_on_curvature = state.curvature, 0
         if curvature is not None:

@@ -15,17 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._random import is_key
 from aipod.alternating import Alternating, State
 from aipod.problem import Bilevel
 
 _VERSION = 1
 _KEPT = 2
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-
-
-def is_key(value: Any) -> bool:
-    """Whether value is a JAX key (or an array of them), which NumPy cannot hold."""
-    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:

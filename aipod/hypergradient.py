@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._random import as_key, subkeys
 from aipod._tree import as_arrays, axpy, cast_like, is_concrete
 from aipod.adjoint import AbstractAdjoint, ConjugateGradient, solve_projected
 from aipod.problem import Bilevel
@@ -80,14 +81,14 @@ def hypergradient(
         problem, key = problem.expected(), jax.random.key(0)
     if is_concrete((x, y)):
         problem.check(x, y)
-    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, key)
+    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, as_key(key))
 
 
 @eqx.filter_jit
 def _hypergradient(
     problem: Bilevel, x: PyTree, y: PyTree, adjoint: AbstractAdjoint, key: PRNGKeyArray
 ) -> PyTree:
-    upper_key, lower_key, adjoint_key, curvature_key = jax.random.split(key, 4)
+    upper_key, lower_key, adjoint_key, curvature_key = subkeys(key, 4)
     upper_batch = draw(problem.upper_samples, upper_key)
     lower_batch = draw(problem.lower_samples, lower_key)
     step, curvature = jnp.zeros((), int), None

@@ -7,6 +7,7 @@ import jax
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
+from aipod._random import subkey
 from aipod._tree import axpy, cast_like
 from aipod.cost import Cost, rounds_of
 from aipod.problem import Bilevel
@@ -80,7 +81,7 @@ class ProjectedSGD(AbstractLower):
 
         def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
             gradient = jax.grad(objective)(point, draw(samples, draw_key))
-            chosen = lower_set.for_round(jax.random.fold_in(draw_key, 1))
+            chosen = lower_set.for_round(subkey(draw_key, 1))
             new = chosen.project(axpy(point, -rate, lower_set.riesz(gradient)))
             return cast_like(new, point), None
 

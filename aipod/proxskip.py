@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._random import subkey, subkeys
 from aipod._tree import axpy, cast_like
 from aipod.sets import AbstractSet
 
@@ -46,7 +47,7 @@ def proxskip(
         ahead = axpy(point, -rate, slope)
 
         def projected() -> tuple[PyTree, PyTree]:
-            chosen = constraint.for_round(jax.random.fold_in(draw_key, 1))
+            chosen = constraint.for_round(subkey(draw_key, 1))
             correction = optax.tree.scale(rate / probability, residual)
             new = cast_like(chosen.project_corrected(ahead, correction), point)
             moved = optax.tree.sub(new, ahead)
@@ -68,7 +69,7 @@ def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray
 
     Projected SGD splits its key here too, so that ProxSkip with p = 1 sees the same samples.
     """
-    keys = jax.random.split(key, steps + 1)
+    keys = subkeys(key, steps + 1)
     return keys[0], keys[1:]
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
+from aipod._random import hash32, subkeys
 from aipod._tree import all_finite
 
 Sampler = Callable[[PRNGKeyArray], Any]
@@ -190,17 +191,10 @@ def _normal(key: PRNGKeyArray, stream: int, shape: tuple[int, ...]) -> Array:
     words = jax.random.key_data(key).ravel()
     count = math.prod(shape)
     counters = jnp.arange(count, dtype=jnp.uint32) + jnp.uint32((stream << 24) % 2**32)
-    bits = _hash(_hash(counters * jnp.uint32(0x9E3779B9) + words[0]) + words[-1])
+    bits = hash32(hash32(counters * jnp.uint32(0x9E3779B9) + words[0]) + words[-1])
     # 23 random bits become a number in (-1, 1), symmetric about 0.
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-22 - 1.0
     return (math.sqrt(2) * jax.lax.erf_inv(uniform)).reshape(shape)
-
-
-def _hash(word: Array) -> Array:
-    """A bijection of 32-bit words in which every input bit moves about half of the output bits."""
-    word = (word ^ (word >> 16)) * jnp.uint32(0x21F0AAAD)
-    word = (word ^ (word >> 15)) * jnp.uint32(0xD35A2D97)
-    return word ^ (word >> 15)
 
 
 class Noise(eqx.Module):
@@ -240,7 +234,7 @@ class Noise(eqx.Module):
     def __call__(self, key: PRNGKeyArray) -> LinearNoise:
         if self.samples is None:
             return LinearNoise(key, self.scale, None)
-        noise_key, batch_key = jax.random.split(key)
+        noise_key, batch_key = subkeys(key, 2)
         return LinearNoise(noise_key, self.scale, self.samples(batch_key))
 
     def expected(self) -> LinearNoise:

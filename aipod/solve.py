@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+from aipod._random import as_key, is_key
 from aipod.alternating import Alternating, State
-from aipod.checkpoint import Checkpoints, fingerprint, is_key
+from aipod.checkpoint import Checkpoints, fingerprint
 from aipod.chunk import QUANTITIES, Chunk, Limits, Record, program_for
 from aipod.cost import Counts
 from aipod.problem import Bilevel
@@ -129,8 +130,7 @@ def solve(
         ```
     """
     steps = min((s for s in (steps, stop.steps) if s is not None), default=None)
-    if isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.shape == (2,):
-        key = jax.random.wrap_key_data(key)  # made by jax.random.PRNGKey, JAX's older kind
+    key = as_key(key)
     steps = _check_arguments(problem, solver, key, steps, every, record)
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder to go on from.")

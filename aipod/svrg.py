@@ -7,6 +7,7 @@ import jax
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
+from aipod._random import subkeys
 from aipod._tree import axpy, cast_like
 from aipod.cost import Cost, rounds_of
 from aipod.hypergradient import implicit_term, upper_gradient
@@ -71,7 +72,7 @@ class SVRG(AbstractLower):
             return lower_set.riesz(jax.grad(objective)(point, draw(samples, sample_key)))
 
         def episode(start: PyTree, episode_key: PRNGKeyArray) -> tuple[PyTree, None]:
-            first, mean_round, point_round, *keys = jax.random.split(episode_key, 3 + self.steps)
+            first, mean_round, point_round, *keys = subkeys(episode_key, 3 + self.steps)
             if self.corrected:
                 mean = lower_set.for_round(mean_round).tangent(slope(start, first))
 
@@ -85,7 +86,7 @@ class SVRG(AbstractLower):
             end, _ = jax.lax.scan(local, start, jax.numpy.stack(keys))
             return cast_like(lower_set.for_round(point_round).project(end), start), None
 
-        y, _ = jax.lax.scan(episode, y, jax.random.split(key, self.episodes))
+        y, _ = jax.lax.scan(episode, y, subkeys(key, self.episodes))
         averages = self.episodes * (2 if self.corrected else 1)
         rounds = rounds_of(lower_set, averages)
         draws = self.episodes * (self.steps + self.corrected)
@@ -142,10 +143,10 @@ class LocalUpper(AbstractUpper):
         key: PRNGKeyArray,
     ) -> tuple[PyTree, PyTree, Cost]:
         rate, upper_set = rates(self.lr), problem.upper_set
-        mean_round, point_round, *keys = jax.random.split(key, 2 + self.steps)
+        mean_round, point_round, *keys = subkeys(key, 2 + self.steps)
 
         def slope(point: PyTree, sample_key: PRNGKeyArray) -> PyTree:
-            upper_key, lower_key = jax.random.split(sample_key)
+            upper_key, lower_key = subkeys(sample_key, 2)
             xi = draw(problem.upper_samples, upper_key)
             phi = draw(problem.lower_samples, lower_key)
             part = implicit_term(problem, point, y, z, xi, phi)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._random import subkeys
 from aipod._tree import axpy, cast_like, is_concrete
 from aipod.cost import Cost, rounds_of
 from aipod.hypergradient import upper_gradient
@@ -204,11 +205,12 @@ class Delayed(AbstractUpper):
         def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
             return local(point, draw(problem.upper_samples, draw_key)), None
 
+        keys = subkeys(key, self.steps)
         # xi_0 is the sample of w, as in AiPOD; the later steps draw their own.
         moved = local(x, batch)
         if self.steps > 1:
-            moved, _ = jax.lax.scan(body, moved, jax.random.split(key, self.steps - 1))
-        landed = cast_like(problem.upper_set.for_round(key).project(moved), x)
+            moved, _ = jax.lax.scan(body, moved, keys[1:])
+        landed = cast_like(problem.upper_set.for_round(keys[0]).project(moved), x)
         spent = (self.steps - 1) * batch_size(problem.upper_samples)
         cost = _cost(problem, 1, upper_samples=spent)
         if self.optimizer is not None:

@@ -9,6 +9,7 @@ import pytest
 
 import aipod
 from aipod import federated
+from aipod._random import subkeys
 
 KEY = jax.random.key(5)
 
@@ -88,8 +89,8 @@ def test_e_aipod_is_the_papers_federated_algorithm_client_by_client():
     hessians = [a.T @ a / len(a) + np.eye(3) for a, _ in data]
     slopes = [a.T @ b / len(a) for a, b in data]
     for k in range(3):
-        keys = jax.random.split(jax.random.fold_in(KEY, k), 6)
-        coins = jax.random.bernoulli(jax.random.split(keys[0], S + 1)[0], p, (S,))
+        keys = subkeys(jax.random.fold_in(KEY, k), 6)
+        coins = jax.random.bernoulli(subkeys(keys[0], S + 1)[0], p, (S,))
         for coin in np.asarray(coins):
             hat = np.stack(
                 [

@@ -11,6 +11,7 @@ import pytest
 import scipy.linalg
 
 import aipod
+from aipod._random import subkey, subkeys
 
 SIZE, ROWS = 6, 2
 KEY = jax.random.key(7)
@@ -107,7 +108,7 @@ class Draws:
     """The samples and coins of outer step k, as NumPy arrays."""
 
     def __init__(self, problem: aipod.Bilevel, k: int) -> None:
-        keys = jax.random.split(jax.random.fold_in(KEY, k), 6)
+        keys = subkeys(jax.random.fold_in(KEY, k), 6)
         self.lower_key, self.adjoint_key, self.upper_key, xi_key, phi_key, _ = keys
         self.problem = problem
         self.xi, self.phi = self.upper(xi_key), self.lower(phi_key)
@@ -119,7 +120,7 @@ class Draws:
         return jax.tree.map(np.asarray, self.problem.lower_samples(key))
 
     def loop(self, key, steps, prob):
-        keys = jax.random.split(key, steps + 1)
+        keys = subkeys(key, steps + 1)
         return np.asarray(jax.random.bernoulli(keys[0], prob, (steps,))), keys[1:]
 
 
@@ -139,11 +140,11 @@ def neumann(paper, draws, x, y, *, eta, terms, random):
     identity = np.eye(paper.V2.shape[1])
     products = [identity]
     for n in range(1, terms):
-        phi = draws.lower(jax.random.fold_in(key, n))
+        phi = draws.lower(subkey(key, n))
         factor = identity - eta * paper.V2.T @ paper.g_yy(phi) @ paper.V2
         products.append(factor @ products[-1])
     if random:
-        drawn = int(jax.random.randint(jax.random.fold_in(key, 0), (), 0, terms))
+        drawn = int(jax.random.randint(subkey(key, 0), (), 0, terms))
         inverse = eta * terms * products[drawn]
     else:
         inverse = eta * sum(products)
@@ -202,7 +203,7 @@ def test_e_aipod_is_the_paper(coupled, T, delta):
         y, r, used = lower_proxskip(paper, draws, x, y, r, beta=beta, prob=p, steps=S)
         projections += used
         w = neumann(paper, draws, x, y, eta=eta, terms=N, random=False)
-        fresh = [draws.upper(key) for key in jax.random.split(draws.upper_key, T - 1)]
+        fresh = [draws.upper(key) for key in subkeys(draws.upper_key, T)[1:]]
         x_t = x
         for xi in [draws.xi, *fresh]:  # update-xkt, NS-hf-t
             x_t = x_t - alpha * (paper.f_x(x_t, y, xi) + w)
@@ -240,7 +241,7 @@ def test_e2_aipod_is_the_paper(T):
         coins, keys = draws.loop(draws.adjoint_key, N, q)
         adjoint_projections += int(coins.sum())
         for coin, key in zip(coins, keys, strict=True):
-            upper_key, lower_key = jax.random.split(key)
+            upper_key, lower_key = subkeys(key, 2)
             xi, phi = draws.upper(upper_key), draws.lower(lower_key)
             u_hat = u - rho * (paper.f_y(x, y, xi) + paper.g_yy(phi) @ u - e)
             u = paper.V2 @ paper.V2.T @ (u_hat - rho * e / q) if coin else u_hat
@@ -277,7 +278,7 @@ def test_aipod_without_constraints_is_alternating_sgd():
         v = paper.f_y(x, y, draws.xi)
         z = 0.2 * v
         for n in range(1, 5):
-            v = v - 0.2 * paper.g_yy(draws.lower(jax.random.fold_in(draws.adjoint_key, n))) @ v
+            v = v - 0.2 * paper.g_yy(draws.lower(subkey(draws.adjoint_key, n))) @ v
             z = z + 0.2 * v
         x = x - 0.05 * (paper.f_x(x, y, draws.xi) - paper.g_xy(draws.phi) @ z)
         state = solver.step(problem, state, key=KEY)

@@ -192,3 +192,23 @@ def test_composite_computes_the_features_of_all_data_once_where_that_is_less_wor
     # Ten examples: two batches of four are less work, three are more.
     assert run(2) == 8
     assert run(3) == 10
+
+
+def test_subkeys_are_distinct_and_their_draws_are_independent():
+    from aipod._random import subkey, subkeys
+
+    parents = jax.random.split(jax.random.key(8), 300)
+    children = jax.vmap(lambda key: jax.random.key_data(subkeys(key, 40)))(parents)
+    assert len({tuple(words) for words in np.asarray(children).reshape(-1, 2)}) == 300 * 40
+    again = jax.random.key_data(subkey(parents[3], 7))
+    np.testing.assert_array_equal(again, children[3, 7])
+    # Neighbouring subkeys as Threefry keys and as noise: no correlation beyond 5 standard errors.
+    keys = jax.vmap(lambda key: subkeys(key, 4))(jax.random.split(jax.random.key(9), 20_000))
+    noise = aipod.Noise(1.0)
+    for numbers in (
+        jax.vmap(jax.vmap(jax.random.normal))(keys),
+        jax.vmap(jax.vmap(lambda key: jax.grad(noise(key))(0.0, 0.0)))(keys),
+    ):
+        correlation = np.corrcoef(np.asarray(numbers).T) - np.eye(4)
+        assert np.max(np.abs(correlation)) < 5 / np.sqrt(20_000)
+        assert abs(np.mean(numbers)) < 5 / np.sqrt(80_000)

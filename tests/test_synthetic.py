@@ -93,7 +93,6 @@ def test_impossible_options_are_refused(change, message):
 
 
 def test_the_table_of_arguments_is_that_of_the_solvers():
-    """`aipod --help` reads the table without JAX, so nothing else keeps the two together."""
     taken = {
         name
         for entry in solvers.SOLVERS.values()

@@ -1,11 +1,11 @@
-"""The `aipod` command. Nothing here loads JAX before a verb needs it."""
+"""The `aipod` command: whatever goes wrong in it becomes one line and an exit code."""
 
 import sys
 import traceback
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code; whatever goes wrong becomes one line."""
+    """Runs the command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # Wherever it stands: people add it to the end of the line that has just failed.
     debug = "--debug" in arguments

@@ -11,7 +11,7 @@ from aipod.experiments.values import suggestion
 if TYPE_CHECKING:
     from aipod.experiments.base import Experiment
 
-# An experiment's file is only imported when it is used: `aipod list` need not load JAX.
+# An experiment's file is only imported when it is used, with whatever else it needs.
 SUMMARIES = {
     "synthetic": "the paper's Figure 1: a noisy problem of known solution with both levels "
     "constrained",

@@ -4,10 +4,10 @@ import importlib.metadata
 import os
 import platform
 
+import jax
+
 
 def environment() -> dict[str, str | int]:
-    import jax
-
     device = jax.devices()[0]
     found: dict[str, str | int] = {
         "python": platform.python_version(),

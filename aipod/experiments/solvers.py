@@ -1,13 +1,11 @@
-"""The solvers by the names that the command uses, and what each of their arguments may be.
-
-The names stand here without the solvers themselves, so that `aipod --help` need not load JAX.
-"""
+"""The solvers by the names that the command uses, and what each of their arguments may be."""
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import aipod
 from aipod.experiments import values
 from aipod.experiments.values import Plain
 
@@ -81,16 +79,12 @@ def entry(solver: str) -> Entry:
 
 def defaults(solver: str) -> dict[str, Plain | None]:
     """The arguments that a solver takes, with their own defaults as plain values."""
-    import aipod
-
     parameters = inspect.signature(getattr(aipod, entry(solver).function)).parameters
     return {name: _plain(parameter.default) for name, parameter in parameters.items()}
 
 
 def make(solver: str, arguments: Mapping[str, Plain]) -> Any:
     """The solver itself."""
-    import aipod
-
     made: dict[str, Any] = dict(arguments)
     for name, value in arguments.items():
         make_value = ARGUMENTS[name].make

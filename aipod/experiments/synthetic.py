@@ -111,8 +111,10 @@ def build(options: Options) -> Task:
         lower_samples=Noise(options.noise),
     )
     rng = np.random.default_rng([options.problem_seed, 1])
-    start = jnp.asarray(rng.normal(size=(2, options.dimension)) / np.sqrt(options.dimension), float)
-    return Task(problem, upper_set.project(start[0]), start[1], record, running_error)
+    x0, y0 = rng.normal(size=(2, options.dimension)) / np.sqrt(options.dimension)
+    rows = data.B[: options.upper_rank]  # orthonormal: x0 goes on the upper set
+    x0 = x0 - rows.T @ (rows @ x0)
+    return Task(problem, jnp.asarray(x0, float), jnp.asarray(y0, float), record, running_error)
 
 
 def running_error(columns: Columns) -> dict[str, np.ndarray]:

@@ -5,6 +5,11 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax.numpy as jnp
+import optax
+
+from aipod.stepsize import Curvature
+
 # What a configuration file can hold for one name.
 Plain = bool | int | float | str
 
@@ -72,10 +77,6 @@ def make_step_size(value: Plain, name: str) -> Any:
     A number becomes an array, an argument of the compiled program: one program then serves every
     step size, and a comparison of several compiles once.
     """
-    import jax.numpy as jnp
-
-    from aipod.stepsize import Curvature
-
     plain = _number(value)
     if plain is not None:
         return jnp.asarray(plain, float)
@@ -87,8 +88,6 @@ def make_step_size(value: Plain, name: str) -> Any:
 
 
 def make_optimizer(value: Plain, name: str) -> Any:
-    import optax
-
     remedy = (
         f"{name} must be an optimiser with its step size, such as adam(0.003) or "
         f"sgd(0.1, momentum=0.9), got {value!r}; known: {', '.join(_OPTIMIZERS)}."
@@ -101,8 +100,6 @@ def make_optimizer(value: Plain, name: str) -> Any:
 
 def make_probability(value: Plain, name: str) -> Any:
     """An array for the same reason as in `make_step_size`."""
-    import jax.numpy as jnp
-
     return jnp.asarray(number(value, name), float)
 
 

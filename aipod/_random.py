@@ -1,0 +1,44 @@
+"""Keys from keys, cheaply.
+
+`jax.random.split` hashes with Threefry, which on a CPU takes about a microsecond to run and an
+eighth of a second to compile at every place it is called; one outer step has a dozen such places.
+A step's own key does come from there. The keys below it come from a plain integer hash of it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+# Odd, so that multiples of them run through all 32-bit words; one for each word of a key.
+_ODD = (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
+
+
+def hash32(word: Array) -> Array:
+    """A bijection of 32-bit words in which every input bit moves about half of the output bits."""
+    word = (word ^ (word >> 16)) * jnp.uint32(0x21F0AAAD)
+    word = (word ^ (word >> 15)) * jnp.uint32(0xD35A2D97)
+    return word ^ (word >> 15)
+
+
+def subkey(key: PRNGKeyArray, index: int | Array) -> PRNGKeyArray:
+    """The key number `index` below a key; distinct for distinct indices."""
+    words = jax.random.key_data(key)
+    number = jnp.asarray(index, jnp.uint32) + jnp.uint32(1)
+    odd = jnp.asarray(_ODD[: words.shape[-1]], jnp.uint32)
+    return jax.random.wrap_key_data(hash32(words + number * odd), impl=jax.random.key_impl(key))
+
+
+def subkeys(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
+    """The first `count` keys below a key."""
+    return jax.vmap(lambda index: subkey(key, index))(jnp.arange(count, dtype=jnp.uint32))
+
+
+def is_key(value: object) -> bool:
+    """Whether value is a JAX key (or an array of them), which NumPy cannot hold."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def as_key(value: PRNGKeyArray) -> PRNGKeyArray:
+    """A key of JAX's newer kind also from `jax.random.PRNGKey`; anything else as it is."""
+    old = isinstance(value, jax.Array) and value.dtype == jnp.uint32 and value.shape == (2,)
+    return jax.random.wrap_key_data(value) if old else value
