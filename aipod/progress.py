@@ -46,13 +46,15 @@ class _Bar:
 
     def __init__(self) -> None:
         from rich import progress
+        from rich.console import Console
 
         self._bar = progress.Progress(
             progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             progress.BarColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.description}"),
-            transient=False,
+            # Where front_for looked for a terminal; standard output may be a pipe.
+            console=Console(stderr=True),
         )
         self._task: Any = None
 

@@ -110,7 +110,7 @@
         tickformat: ",.6~g", nticks: 8, ...(log.checked && spread(select) < 300 ? { dtick: "D2" } : {}),
       });
       Plotly.react(chart, visible.flatMap((index) => lines(section.traces[index])), {
-        xaxis: axis(across, logX), yaxis: axis(up, logY),
+        xaxis: { ...axis(across, logX), rangemode: "tozero" }, yaxis: axis(up, logY),
         showlegend: false, hovermode: "closest", margin: { l: 60, r: 12, t: 12, b: 50 },
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
         font: { family: style.fontFamily, size: 14, color: ink },
