@@ -1,7 +1,7 @@
 """A constrained bilevel problem from start to end: a portfolio whose exposure is chosen upstairs.
 
 Lower level: weights y that sum to one and whose factor exposure is x, as little risk as possible.
-Upper level: the exposure x that does best on fresh returns. Run it with `python examples/quickstart.py`.
+Upper level: the exposure x that does best on fresh returns.
 """
 
 import jax
