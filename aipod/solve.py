@@ -246,7 +246,8 @@ class _Run:
     def absorb(self, chunk: Chunk) -> Result | None:
         """Takes over what a chunk did; a result when it was the last one."""
         count = int(chunk.count)
-        rows = {name: np.asarray(value[:count]) for name, value in chunk.rows.items()}
+        # Cut on the host: JAX would compile a slice for every new count.
+        rows = {name: np.asarray(value)[:count] for name, value in chunk.rows.items()}
         self.history = self.history.extended(self.price.rows(rows, self.ledger))
         self.clock = np.concatenate([self.clock, np.full(count, self.elapsed)])
         self.ledger = self.price.total(chunk.state.counts, self.ledger)

@@ -128,7 +128,7 @@ import jax, jax.numpy as jnp, aipod
 from aipod.experiments import synthetic
 imported = time.perf_counter()
 problem = synthetic.build(synthetic.Options()).problem
-solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0)
+solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0, adjoint_steps=1)
 aipod.solve(problem, solver, jnp.ones(100), jnp.ones(100), 400, key=jax.random.key(0))
 print(imported - began, time.perf_counter() - began)
 """
