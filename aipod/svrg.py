@@ -72,7 +72,8 @@ class SVRG(AbstractLower):
             return lower_set.riesz(jax.grad(objective)(point, draw(samples, sample_key)))
 
         def episode(start: PyTree, episode_key: PRNGKeyArray) -> tuple[PyTree, None]:
-            first, mean_round, point_round, *keys = subkeys(episode_key, 3 + self.steps)
+            keys = subkeys(episode_key, 3 + self.steps)
+            first, mean_round, point_round = keys[:3]
             if self.corrected:
                 mean = lower_set.for_round(mean_round).tangent(slope(start, first))
 
@@ -83,7 +84,7 @@ class SVRG(AbstractLower):
                     direction = optax.tree.add(direction, drift)
                 return axpy(point, -rate, direction), None
 
-            end, _ = jax.lax.scan(local, start, jax.numpy.stack(keys))
+            end, _ = jax.lax.scan(local, start, keys[3:])
             return cast_like(lower_set.for_round(point_round).project(end), start), None
 
         y, _ = jax.lax.scan(episode, y, subkeys(key, self.episodes))
@@ -143,7 +144,8 @@ class LocalUpper(AbstractUpper):
         key: PRNGKeyArray,
     ) -> tuple[PyTree, PyTree, Cost]:
         rate, upper_set = rates(self.lr), problem.upper_set
-        mean_round, point_round, *keys = subkeys(key, 2 + self.steps)
+        keys = subkeys(key, 2 + self.steps)
+        mean_round, point_round = keys[:2]
 
         def slope(point: PyTree, sample_key: PRNGKeyArray) -> PyTree:
             upper_key, lower_key = subkeys(sample_key, 2)
@@ -165,7 +167,7 @@ class LocalUpper(AbstractUpper):
         # At x itself the first step needs no sample of its own: h_0(x) - h_0(x) + m = m.
         moved = axpy(x, -rate, mean)
         if self.steps > 1:
-            moved, _ = jax.lax.scan(local, moved, jax.numpy.stack(keys[1:]))
+            moved, _ = jax.lax.scan(local, moved, keys[3:])
         new = cast_like(upper_set.for_round(point_round).project(moved), x)
         averages = 2 if self.corrected and self.steps > 1 else 1
         rounds = rounds_of(upper_set, averages)
