@@ -5,7 +5,6 @@ from aipod import federated as federated
 from aipod.adjoint import ConjugateGradient as ConjugateGradient
 from aipod.adjoint import Direct as Direct
 from aipod.adjoint import Neumann as Neumann
-from aipod.adjoint import ProxSkipAdjoint as ProxSkipAdjoint
 from aipod.adjoint import Zero as Zero
 from aipod.alternating import Alternating as Alternating
 from aipod.alternating import State as State
@@ -18,6 +17,7 @@ from aipod.lower import ProjectedSGD as ProjectedSGD
 from aipod.lower import ProxSkip as ProxSkip
 from aipod.problem import Bilevel as Bilevel
 from aipod.problem import Composite as Composite
+from aipod.proxskip_adjoint import ProxSkipAdjoint as ProxSkipAdjoint
 from aipod.sampling import ClientMinibatches as ClientMinibatches
 from aipod.sampling import FullBatch as FullBatch
 from aipod.sampling import Minibatches as Minibatches
@@ -37,6 +37,7 @@ from aipod.solve import Stop as Stop
 from aipod.solve import solve as solve
 from aipod.solvers import AiPOD as AiPOD
 from aipod.solvers import E2AiPOD as E2AiPOD
+from aipod.solvers import E3AiPOD as E3AiPOD
 from aipod.solvers import EAiPOD as EAiPOD
 from aipod.solvers import FedAvg as FedAvg
 from aipod.solvers import FedNest as FedNest
@@ -47,3 +48,4 @@ from aipod.svrg import LocalUpper as LocalUpper
 from aipod.upper import Delayed as Delayed
 from aipod.upper import EveryStep as EveryStep
 from aipod.upper import Periodic as Periodic
+from aipod.upper import fading_adam as fading_adam

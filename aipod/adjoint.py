@@ -16,11 +16,10 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._random import subkey, subkeys
+from aipod._random import subkey
 from aipod._tree import axpy, cast_like
 from aipod.cost import Cost, rounds_of
 from aipod.problem import Bilevel
-from aipod.proxskip import check_probability, proxskip
 from aipod.sampling import batch_size, draw
 from aipod.stepsize import (
     Curvature,
@@ -58,18 +57,37 @@ class AbstractAdjoint(eqx.Module):
     ) -> tuple[PyTree, PyTree, Cost]:
         """z at (x, y), the state for the next outer step, and what it cost."""
 
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return None
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """Batches of the lower and of the upper level that one outer step draws, where known."""
+        return 0, 0
+
+    @property
+    def deferred(self) -> bool:
+        """Whether a projection is left to `settle`, at the end of the outer step."""
+        return False
+
+    def settle(self, problem: Bilevel, state: PyTree, rates: Rates, *, key: PRNGKeyArray) -> PyTree:
+        """The state after the projection that was left to the end of the outer step."""
+        return state
+
 
 def _upper_gradient(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
     return jax.grad(problem.upper, argnums=1)(x, y, batch)
 
 
-def _cost(problem: Bilevel, projections: Array | int, **samples: Array | int) -> Cost:
+def adjoint_cost(problem: Bilevel, projections: Array | int, **samples: Array | int) -> Cost:
     """Of an adjoint whose every projection averages one vector of the size of y."""
     rounds = rounds_of(problem.lower_set, projections)
     return Cost(projections, rounds=rounds, sent_y=rounds, **samples)
 
 
-def _check_damping(damping: float) -> None:
+def check_damping(damping: float) -> None:
     if not damping >= 0:
         raise ValueError(f"damping must be 0 or more, got {damping}.")
 
@@ -107,11 +125,15 @@ class Neumann(AbstractAdjoint):
     def __check_init__(self) -> None:
         check_steps(self.steps, "adjoint_steps (N)")
         check_rate(self.lr, "adjoint_lr")
-        _check_damping(self.damping)
+        check_damping(self.damping)
 
     @property
     def rate(self) -> StepSize:
         return self.lr
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        return self.steps - 1, 0
 
     def solve(
         self,
@@ -157,98 +179,7 @@ class Neumann(AbstractAdjoint):
             z = optax.tree.scale(eta, total)
         spent = factors * batch_size(problem.lower_samples)
         projections = 0 if self.local else factors + 1
-        return z, state, _cost(problem, projections, lower_samples=spent)
-
-
-class ProxSkipAdjoint(AbstractAdjoint):
-    """ProxSkip on the quadratic 1/2 u' G u + u' grad_y f over Ker A; z = -u (E2-AiPOD).
-
-        u_hat = u - rho (grad_y f(x, y; xi) + G(phi) u - e)              (`update-hatlambda-WS`)
-        with probability q:  u <- P (u_hat - (rho / q) e)                      (`update-lz1-WS`)
-                             e <- e + (q / rho) (u - u_hat)                    (`update-lz2-WS`)
-        otherwise:           u <- u_hat
-
-    started at u = e = 0 in every outer step, as the paper does, or with `warm` from where the
-    step before ended. Only without coupling: the paper's E2-AiPOD is made for h = 0.
-
-    **Arguments:**
-
-    - `steps` [N]: iterations per outer step, each on fresh samples of both levels.
-    - `lr` [rho]: at most 1 / l_g1.
-    - `prob` [q]: how often to project.
-    - `warm`: keep u and e from one outer step to the next.
-    - `damping`: a Tikhonov term, G + damping I.
-
-    !!! example
-        ```python
-        adjoint = aipod.ProxSkipAdjoint(steps=10, lr=0.1, prob=0.3)
-        ```
-    """
-
-    steps: int = eqx.field(static=True, default=10)
-    lr: StepSize = Curvature()
-    prob: float = 0.3
-    warm: bool = eqx.field(static=True, default=False)
-    damping: float = 0.0
-
-    def __check_init__(self) -> None:
-        check_steps(self.steps, "adjoint_steps (N)")
-        check_rate(self.lr, "adjoint_lr")
-        check_probability(self.prob, "adjoint_prob (q)")
-        _check_damping(self.damping)
-
-    @property
-    def rate(self) -> StepSize:
-        return self.lr
-
-    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        if problem.lower_set.coupled:
-            raise ValueError(
-                "lower_set has a coupling h(x), which E2-AiPOD and its adjoint ProxSkipAdjoint do "
-                "not take (they need h = 0): use aipod.AiPOD or aipod.EAiPOD."
-            )
-        return (optax.tree.zeros_like(y), optax.tree.zeros_like(y)) if self.warm else None
-
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
-        lower_set = problem.lower_set
-        objective, samples = problem.lower_at(x, draws=self.steps)
-
-        def gradient(u: PyTree, draw_key: PRNGKeyArray) -> PyTree:
-            upper_key, lower_key = subkeys(draw_key, 2)
-            slope = _upper_gradient(problem, x, y, draw(problem.upper_samples, upper_key))
-            batch = draw(samples, lower_key)
-            product = hessian_product(lambda t: objective(t, batch), y, u, self.damping)
-            return lower_set.riesz(optax.tree.add(slope, product))
-
-        zeros = optax.tree.zeros_like(y)
-        start, correction = state if self.warm else (zeros, zeros)
-        u, correction, projections = proxskip(
-            gradient,
-            lower_set.directions(),
-            start,
-            correction,
-            rate=rates(self.lr),
-            probability=self.prob,
-            steps=self.steps,
-            key=key,
-        )
-        cost = _cost(
-            problem,
-            projections,
-            upper_samples=self.steps * batch_size(problem.upper_samples),
-            lower_samples=self.steps * batch_size(problem.lower_samples),
-        )
-        return optax.tree.scale(-1, u), (u, correction) if self.warm else None, cost
+        return z, state, adjoint_cost(problem, projections, lower_samples=spent)
 
 
 class ConjugateGradient(AbstractAdjoint):
@@ -276,7 +207,7 @@ class ConjugateGradient(AbstractAdjoint):
             raise ValueError("ConjugateGradient: rtol and atol must be 0 or more.")
         if self.max_steps is not None:
             check_steps(self.max_steps, "ConjugateGradient: max_steps")
-        _check_damping(self.damping)
+        check_damping(self.damping)
 
     @property
     def rate(self) -> None:
@@ -306,7 +237,7 @@ class ConjugateGradient(AbstractAdjoint):
             damping=self.damping,
         )
         spent = batch_size(problem.lower_samples)
-        return z, state, _cost(problem, 2 * steps + 2, lower_samples=spent)
+        return z, state, adjoint_cost(problem, 2 * steps + 2, lower_samples=spent)
 
 
 def solve_projected(
@@ -399,7 +330,7 @@ class Direct(AbstractAdjoint):
     damping: float = 0.0
 
     def __check_init__(self) -> None:
-        _check_damping(self.damping)
+        check_damping(self.damping)
 
     @property
     def rate(self) -> None:
@@ -433,4 +364,4 @@ class Direct(AbstractAdjoint):
         gradient = ravel_pytree(_upper_gradient(problem, x, y, upper_batch))[0]
         z = basis @ jnp.linalg.solve(matrix, basis.T @ gradient)
         spent = batch_size(problem.lower_samples)
-        return restore(z), state, _cost(problem, flat.size + 1, lower_samples=spent)
+        return restore(z), state, adjoint_cost(problem, flat.size + 1, lower_samples=spent)

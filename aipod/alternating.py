@@ -1,5 +1,7 @@
 """The alternation that every algorithm is, with its three slots and the only `step`."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._random import as_key, subkeys
 from aipod._tree import as_arrays, cast_like
 from aipod.adjoint import AbstractAdjoint
-from aipod.cost import Cost, Counts
+from aipod.cost import Cost, Counts, rounds_of
 from aipod.hypergradient import implicit_term
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
@@ -75,14 +77,36 @@ class Alternating(eqx.Module):
                 raise ValueError(
                     f"{name} must be a slot made for it, got {type(getattr(self, name)).__name__}."
                 )
+        if len({self.lower.wire, self.adjoint.wire, self.upper.wire}) > 1:
+            raise ValueError(
+                "compression must be the same for lower, adjoint and upper: their messages travel "
+                "together."
+            )
+
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return self.lower.wire
 
     @property
     def _power_iterations(self) -> int:
         return curvature_iterations(self.lower.lr, self.adjoint.rate)
 
+    def _held(self, problem: Bilevel, x: PyTree) -> Bilevel:
+        """The problem with features that several loops of this outer step share."""
+        lower_draws, upper_draws = self.adjoint.draws
+        if self._power_iterations:
+            lower_draws += 1
+        return problem.hold(x, lower_draws=self.lower.draws + lower_draws, upper_draws=upper_draws)
+
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         """The state before the first step: x0 projected on the upper set, y0 as it is."""
         problem.check(x0, y0)
+        if self.wire is not None and not problem.fully_federated:
+            raise ValueError(
+                "compression is for federations in which all clients take part in every round: "
+                "leave compression out, or participation at 1."
+            )
         return _initial_state(self, problem, as_arrays(x0), as_arrays(y0))
 
     def step(self, problem: Bilevel, state: State, *, key: PRNGKeyArray) -> State:
@@ -94,9 +118,10 @@ class Alternating(eqx.Module):
         key = jax.random.fold_in(as_key(key), state.step)
         lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = subkeys(key, 6)
         x = state.x
-        curvature, spent_on_curvature = state.curvature, 0
+        problem = self._held(problem, x)
+        curvature, estimate, spent_on_curvature = state.curvature, None, 0
         if curvature is not None:
-            curvature = curvature_update(
+            curvature, estimate = curvature_update(
                 problem,
                 x,
                 state.y,
@@ -106,7 +131,7 @@ class Alternating(eqx.Module):
                 key=curvature_key,
             )
             spent_on_curvature = batch_size(problem.lower_samples)
-        rates = Rates(state.step, None if curvature is None else curvature.estimate)
+        rates = Rates(state.step, estimate)
 
         y, lower, lower_cost = self.lower.run(
             problem, x, state.y, state.lower, rates, key=lower_key
@@ -120,10 +145,17 @@ class Alternating(eqx.Module):
         new_x, upper, upper_cost = self.upper.update(
             problem, x, y, z, implicit, upper_batch, state.upper, rates, key=upper_key
         )
+        # What was left for the end of the step travels together with x: the same clients, and
+        # one round, or one of its own when x is not averaged in this step.
+        y, lower = self.lower.settle(problem, x, y, lower, rates, key=upper_key)
+        adjoint = self.adjoint.settle(problem, adjoint, rates, key=upper_key)
         own_cost = Cost(
             upper_samples=batch_size(problem.upper_samples),
             lower_samples=batch_size(problem.lower_samples) + spent_on_curvature,
         )
+        if self.lower.deferred or self.adjoint.deferred:
+            alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
+            own_cost = dataclasses.replace(own_cost, rounds=jnp.maximum(alone, 0))
         counts = state.counts.add(
             lower=lower_cost, adjoint=adjoint_cost, upper=upper_cost, step=own_cost
         )
@@ -161,7 +193,7 @@ def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree
         lower=solver.lower.init(problem, x, y0),
         adjoint=solver.adjoint.init(problem, x, y0),
         upper=solver.upper.init(problem, x),
-        curvature=curvature_init(y0) if solver._power_iterations else None,
+        curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),
     )

@@ -94,10 +94,8 @@ def _hypergradient(
     step, curvature = jnp.zeros((), int), None
     iterations = curvature_iterations(adjoint.rate)
     if iterations:
-        state = curvature_update(
-            problem, x, y, curvature_init(y), step, iterations, key=curvature_key
-        )
-        curvature = state.estimate
+        start = curvature_init(y, problem.lower_set)
+        _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
     z, _, _ = adjoint.solve(
         problem,
         x,

@@ -9,9 +9,17 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._random import subkey
 from aipod._tree import axpy, cast_like
+from aipod.compression import check_compression
 from aipod.cost import Cost, rounds_of
 from aipod.problem import Bilevel
-from aipod.proxskip import check_probability, proxskip, step_keys
+from aipod.proxskip import (
+    check_probability,
+    local_steps,
+    proxskip,
+    settle,
+    settle_compressed,
+    step_keys,
+)
 from aipod.sampling import batch_size, draw
 from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
 
@@ -38,6 +46,34 @@ class AbstractLower(eqx.Module):
     ) -> tuple[PyTree, PyTree, Cost]:
         """The next y, the next state, and what it cost."""
 
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return None
+
+    @property
+    def draws(self) -> int:
+        """Batches of the lower level that one outer step draws, as far as that is known."""
+        return 0
+
+    @property
+    def deferred(self) -> bool:
+        """Whether the projection is left to `settle`, at the end of the outer step."""
+        return False
+
+    def settle(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree]:
+        """y and the state after the projection that was left to the end of the outer step."""
+        return y, state
+
 
 class ProjectedSGD(AbstractLower):
     """S projected stochastic gradient steps (`update-ys`).
@@ -61,6 +97,10 @@ class ProjectedSGD(AbstractLower):
     def __check_init__(self) -> None:
         check_rate(self.lr, "lower_lr")
         check_steps(self.steps, "lower_steps (S)")
+
+    @property
+    def draws(self) -> int:
+        return self.steps
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return None
@@ -93,7 +133,7 @@ class ProjectedSGD(AbstractLower):
 
 
 class ProxSkip(AbstractLower):
-    """S corrected stochastic gradient steps, each projected with probability p only.
+    """S corrected stochastic gradient steps, few of them projected.
 
         y_hat = y - beta (grad_y g(x, y; phi) - r)                                    (`update-z`)
         with probability p:  y <- project(y_hat - (beta / p) r, x)                  (`update-yz1`)
@@ -107,7 +147,10 @@ class ProxSkip(AbstractLower):
 
     - `lr` [beta]: the step size, at most 1 / l_g1: the skipped steps see the whole space.
     - `steps` [S]: steps per outer step.
-    - `prob` [p]: how often to project.
+    - `prob` [p]: how often to project. None stands for exactly once, p = 1 / S, at the end of the
+        outer step: in a federation y then shares the round of x, and the adjoint is found at the
+        clients' own y_hat (E3-AiPOD).
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with `prob=None` only.
 
     !!! example
         ```python
@@ -117,15 +160,33 @@ class ProxSkip(AbstractLower):
 
     lr: StepSize = Curvature()
     steps: int = eqx.field(static=True, default=5)
-    prob: float = 0.3
+    prob: float | None = 0.3
+    compression: str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         check_rate(self.lr, "lower_lr")
         check_steps(self.steps, "lower_steps (S)")
         check_probability(self.prob, "lower_prob (p)")
+        check_compression(self.compression)
+        if self.compression is not None and self.prob is not None:
+            raise ValueError("compression goes with the one projection of prob=None: drop one.")
+
+    @property
+    def wire(self) -> str | None:
+        return self.compression
+
+    @property
+    def draws(self) -> int:
+        return self.steps
+
+    @property
+    def deferred(self) -> bool:
+        return self.prob is None
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        return optax.tree.zeros_like(y)
+        zeros = optax.tree.zeros_like(y)
+        # What the server knows of each client at first: the start, which all share.
+        return zeros if self.compression is None else (zeros, y)
 
     def run(
         self,
@@ -143,17 +204,42 @@ class ProxSkip(AbstractLower):
         def gradient(point: PyTree, draw_key: PRNGKeyArray) -> PyTree:
             return lower_set.riesz(jax.grad(objective)(point, draw(samples, draw_key)))
 
+        spent = self.steps * batch_size(problem.lower_samples)
+        rate = rates(self.lr)
+        if self.prob is None:
+            correction = state if self.compression is None else state[0]
+            y = local_steps(gradient, y, correction, rate=rate, steps=self.steps, key=key)
+            return y, state, Cost(1, lower_samples=spent, sent_y=rounds_of(lower_set, 1))
         y, correction, projections = proxskip(
             gradient,
             lower_set,
             y,
             state,
-            rate=rates(self.lr),
+            rate=rate,
             probability=self.prob,
             steps=self.steps,
             key=key,
         )
-        spent = self.steps * batch_size(problem.lower_samples)
         rounds = rounds_of(lower_set, projections)
         cost = Cost(projections, lower_samples=spent, rounds=rounds, sent_y=rounds)
         return y, correction, cost
+
+    def settle(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree]:
+        if self.prob is not None:
+            return y, state
+        lower_set, rate, often = problem.lower_set.at(x), rates(self.lr), 1 / self.steps
+        if self.compression is None:
+            return settle(lower_set, y, state, rate=rate, probability=often, key=key)
+        y, *state = settle_compressed(
+            lower_set, y, *state, rate=rate, probability=often, kind=self.compression, key=key
+        )
+        return y, tuple(state)

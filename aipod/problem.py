@@ -1,7 +1,7 @@
 """The problem: two objectives, two sets, two sources of samples."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._tree import all_finite
 from aipod.sampling import Sampler, batch_size, expected
-from aipod.sets import AbstractSet, Free
+from aipod.sets import AbstractSet, Consensus, Free
 
 Objective = Callable[[PyTree, PyTree, Any], Array]
 
@@ -127,21 +127,67 @@ class Bilevel(eqx.Module):
             _constant(self.lower_samples),
         )
 
-    def lower_at(self, x: PyTree, draws: int) -> tuple[Callable[[PyTree, Any], Array], Any]:
-        """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed.
+    @property
+    def fully_federated(self) -> bool:
+        """Whether both sets are agreement between clients, all of them in every round."""
+        sets = self.upper_set, self.lower_set
+        return all(isinstance(one, Consensus) and one.participation == 1 for one in sets)
 
-        A `Composite` objective has the features of all data computed here, once, where that is
-        less work than the loop's own batches.
+    def lower_at(self, x: PyTree, draws: int) -> "AtX":
+        """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed."""
+        return _at(self.lower, self.lower_samples, x, draws)
+
+    def upper_at(self, x: PyTree, draws: int) -> "AtX":
+        """The same for f."""
+        return _at(self.upper, self.upper_samples, x, draws)
+
+    def hold(self, x: PyTree, *, lower_draws: int, upper_draws: int) -> "Bilevel":
+        """This problem for an outer step at x, in which several loops draw so many batches.
+
+        Its `lower_at` and `upper_at` are settled once for all of those loops.
         """
-        samples: Any = self.lower_samples
-        if isinstance(self.lower, Composite) and hasattr(samples, "map"):
-            head, features = self.lower.head, self.lower.features
-            # Also for clients: pool and batch are both counted for each of them there.
-            per_draw = getattr(samples, "per_client", batch_size(samples)) or samples.pool
-            if samples.pool <= draws * per_draw:
-                mapped = samples.map(lambda batch: (features(x, batch), batch))
-                return lambda y, batch: head(batch[0], y, batch[1]), mapped
-        return lambda y, batch: self.lower(x, y, batch), samples
+        return _Held(
+            self.upper,
+            self.lower,
+            self.upper_set,
+            self.lower_set,
+            self.upper_samples,
+            self.lower_samples,
+            held_lower=self.lower_at(x, lower_draws),
+            held_upper=self.upper_at(x, upper_draws),
+        )
+
+
+class AtX(NamedTuple):
+    """An objective with x fixed, (y, batch) -> scalar, and the sampler of its batches."""
+
+    objective: Callable[[PyTree, Any], Array]
+    samples: Any
+
+
+def _at(objective: Objective, samples: Any, x: PyTree, draws: int) -> AtX:
+    """A `Composite` has the features of all data computed here where that is less work."""
+    if isinstance(objective, Composite) and hasattr(samples, "map"):
+        head, features = objective.head, objective.features
+        # Also for clients: pool and batch are both counted for each of them there.
+        per_draw = getattr(samples, "per_client", batch_size(samples)) or samples.pool
+        if samples.pool <= draws * per_draw:
+            mapped = samples.map(lambda batch: (features(x, batch), batch))
+            return AtX(lambda y, batch: head(batch[0], y, batch[1]), mapped)
+    return AtX(lambda y, batch: objective(x, y, batch), samples)
+
+
+class _Held(Bilevel):
+    """A problem during one outer step, while x stays where it is."""
+
+    held_lower: AtX = eqx.field(kw_only=True)
+    held_upper: AtX = eqx.field(kw_only=True)
+
+    def lower_at(self, x: PyTree, draws: int) -> AtX:
+        return self.held_lower
+
+    def upper_at(self, x: PyTree, draws: int) -> AtX:
+        return self.held_upper
 
 
 def _constant(samples: Sampler | None) -> Sampler | None:

@@ -15,11 +15,14 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._random import subkey, subkeys
 from aipod._tree import axpy, cast_like
+from aipod.compression import told
 from aipod.sets import AbstractSet
+
+Gradient = Callable[[PyTree, PRNGKeyArray], PyTree]
 
 
 def proxskip(
-    gradient: Callable[[PyTree, PRNGKeyArray], PyTree],
+    gradient: Gradient,
     constraint: AbstractSet,
     start: PyTree,
     correction: PyTree,
@@ -43,16 +46,17 @@ def proxskip(
     def body(carry: tuple[PyTree, PyTree], inputs: tuple[Array, Any]) -> tuple[Any, None]:
         point, residual = carry
         coin, draw_key = inputs
-        slope = optax.tree.sub(gradient(point, draw_key), residual)
-        ahead = axpy(point, -rate, slope)
+        ahead = local_step(gradient(point, draw_key), point, residual, rate)
 
         def projected() -> tuple[PyTree, PyTree]:
-            chosen = constraint.for_round(subkey(draw_key, 1))
-            correction = optax.tree.scale(rate / probability, residual)
-            new = cast_like(chosen.project_corrected(ahead, correction), point)
-            moved = optax.tree.sub(new, ahead)
-            corrected = axpy(residual, probability / rate, moved)
-            return new, chosen.keep_absent(corrected, residual)
+            return settle(
+                constraint,
+                ahead,
+                residual,
+                rate=rate,
+                probability=probability,
+                key=subkey(draw_key, 1),
+            )
 
         def skipped() -> tuple[PyTree, PyTree]:
             return ahead, residual
@@ -62,6 +66,68 @@ def proxskip(
 
     (point, residual), _ = jax.lax.scan(body, (start, correction), (coins, keys))
     return point, residual, jnp.sum(coins)
+
+
+def local_steps(
+    gradient: Gradient,
+    start: PyTree,
+    correction: PyTree,
+    *,
+    rate: Array,
+    steps: int,
+    key: PRNGKeyArray,
+) -> PyTree:
+    """`steps` iterations that all skip the projection; `settle` makes up for it afterwards."""
+
+    def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
+        return local_step(gradient(point, draw_key), point, correction, rate), None
+
+    return jax.lax.scan(body, start, step_keys(key, steps)[1])[0]
+
+
+def local_step(slope: PyTree, point: PyTree, correction: PyTree, rate: Array) -> PyTree:
+    """v_hat = v - rate (slope - r)."""
+    return axpy(point, -rate, optax.tree.sub(slope, correction))
+
+
+def settle(
+    constraint: AbstractSet,
+    ahead: PyTree,
+    correction: PyTree,
+    *,
+    rate: Array,
+    probability: float | Array,
+    key: PRNGKeyArray,
+) -> tuple[PyTree, PyTree]:
+    """The projection of v_hat, `ahead`, and what the correction becomes by it."""
+    chosen = constraint.for_round(key)
+    offset = optax.tree.scale(rate / probability, correction)
+    new = cast_like(chosen.project_corrected(ahead, offset), ahead)
+    corrected = axpy(correction, probability / rate, optax.tree.sub(new, ahead))
+    return new, chosen.keep_absent(corrected, correction)
+
+
+def settle_compressed(
+    constraint: AbstractSet,
+    ahead: PyTree,
+    correction: PyTree,
+    known: PyTree,
+    *,
+    rate: Array,
+    probability: float | Array,
+    kind: str,
+    key: PRNGKeyArray,
+) -> tuple[PyTree, PyTree, PyTree]:
+    """The same with messages of 16 bits; also what the server knows of each client by then.
+
+    A client goes on as if its v_hat had been the one whose message is what it really sent. So the
+    corrections still add up to zero.
+    """
+    offset = optax.tree.scale(rate / probability, correction)
+    known = told(optax.tree.sub(ahead, offset), known, kind)
+    ahead = cast_like(optax.tree.add(known, offset), ahead)
+    settled = settle(constraint, ahead, correction, rate=rate, probability=probability, key=key)
+    return *settled, known
 
 
 def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
@@ -74,8 +140,8 @@ def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray
 
 
 def check_probability(value: Any, name: str) -> None:
-    """Raises `ValueError` unless 0 < value <= 1."""
-    if isinstance(value, jax.core.Tracer):
+    """Raises `ValueError` unless 0 < value <= 1, or None."""
+    if value is None or isinstance(value, jax.core.Tracer):
         return
     if not 0 < float(value) <= 1:
         raise ValueError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -88,22 +89,26 @@ class Price:
     """What one client's x and y weigh on the wire: turns a chunk's counts into a ledger's."""
 
     federated: bool
-    x: int
-    y: int
+    x_up: int
+    y_up: int
+    x_down: int
+    y_down: int
 
     @staticmethod
-    def of(problem: Bilevel, state: State) -> "Price":
-        sets = problem.upper_set, problem.lower_set
-        return Price(
-            federated=any(s.federated for s in sets),
-            x=sets[0].message_size(state.x),
-            y=sets[1].message_size(state.y),
-        )
+    def of(problem: Bilevel, state: State, wire: str | None) -> "Price":
+        """`wire`: the type of the numbers that a client sends; None for their own."""
+        sets, trees = (problem.upper_set, problem.lower_set), (state.x, state.y)
+        down = [s.message_size(tree) for s, tree in zip(sets, trees, strict=True)]
+        if wire is not None:
+            trees = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(wire)), trees)
+        up = [s.message_size(tree) for s, tree in zip(sets, trees, strict=True)]
+        return Price(any(s.federated for s in sets), *up, *down)
 
     def _priced(self, counts: Mapping[str, Any], before: Ledger) -> dict[str, Any]:
         """Totals for each field of a ledger, from counts (numbers or columns) since `before`."""
-        sent = counts["sent_x"] * self.x + counts["sent_y"] * self.y
-        spent = {**counts, "bytes_up": sent, "bytes_down": sent}
+        x, y = counts["sent_x"], counts["sent_y"]
+        up, down = x * self.x_up + y * self.y_up, x * self.x_down + y * self.y_down
+        spent = {**counts, "bytes_up": up, "bytes_down": down}
         return {
             field.name: spent[field.name] + getattr(before, field.name)
             for field in dataclasses.fields(Ledger)

@@ -165,7 +165,7 @@ class _Run:
         self.state, self.key = state, key
         self.every, self.steps, self.stop = every, steps, stop
         self.history, self.ledger = History({}), Ledger()
-        self.price = Price.of(problem, state)
+        self.price = Price.of(problem, state, solver.wire)
         self.clock = np.zeros(0)
         self.elapsed = 0.0
         self.checkpoints: Checkpoints | None = None

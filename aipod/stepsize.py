@@ -13,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.problem import Bilevel
 from aipod.sampling import draw
+from aipod.sets import AbstractSet
 
 # Power iterations before the very first estimate, when there is no warm start yet.
 _COLD_ITERATIONS = 30
@@ -24,6 +25,10 @@ class Curvature(eqx.Module):
     l_max is the largest eigenvalue (in size) of grad_yy g on the current minibatch, found by
     `iterations` power iterations per outer step, each started from the vector of the step before.
     The Hessian is not projected, since the skipped steps of ProxSkip are not.
+
+    In a federation every client iterates with its own Hessian and the step follows the largest of
+    them. That maximum, one number, comes with a round that is sent anyway, and so is the one of
+    the outer step before; only the very first is found before the first step.
 
     **Arguments:**
 
@@ -94,23 +99,39 @@ class Rates(eqx.Module):
 
 
 def power_iteration(
-    matvec: Callable[[PyTree], PyTree], start: PyTree, iterations: int | Array
+    matvec: Callable[[PyTree], PyTree],
+    start: PyTree,
+    iterations: int | Array,
+    *,
+    per_client: bool = False,
 ) -> tuple[Array, PyTree]:
-    """The size of a map's largest eigenvalue, and its vector; symmetric in some inner product."""
-    tiny = jnp.finfo(jnp.result_type(*jax.tree.leaves(start))).tiny
+    """The size of a map's largest eigenvalue, and its vector; symmetric in some inner product.
+
+    With `per_client` the map acts on each entry of the leading axis alone, and so is iterated.
+    """
+    dtype = jnp.result_type(*jax.tree.leaves(start))
+    tiny = jnp.finfo(dtype).tiny
+
+    def norm(tree: PyTree) -> Array:
+        return jax.vmap(optax.tree.norm)(tree) if per_client else optax.tree.norm(tree)
+
+    def unit(tree: PyTree, size: Array, fallback: PyTree) -> PyTree:
+        def scaled(leaf: Array, other: Array) -> Array:
+            beside = size.reshape(size.shape + (1,) * (leaf.ndim - size.ndim)).astype(leaf.dtype)
+            return jnp.where(beside > 0, leaf / jnp.maximum(beside, tiny), other)
+
+        return jax.tree.map(scaled, tree, fallback)
 
     def body(_: Any, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
         _, vector = carry
         image = matvec(vector)
-        size = optax.tree.norm(image)
+        size = norm(image)
         # A zero image (a flat objective) keeps the vector, so that a later step can start from it.
-        scaled = optax.tree.scale(1 / jnp.maximum(size, tiny), image)
-        kept = jax.tree.map(lambda new, old: jnp.where(size > 0, new, old), scaled, vector)
-        return size, kept
+        return size, unit(image, size, vector)
 
-    unit = optax.tree.scale(1 / optax.tree.norm(start), start)
-    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(start)))
-    return jax.lax.fori_loop(0, iterations, body, (zero, unit))
+    sizes = norm(start)
+    begin = (jnp.zeros_like(sizes, dtype), unit(start, sizes, start))
+    return jax.lax.fori_loop(0, iterations, body, begin)
 
 
 def hessian_product(
@@ -128,9 +149,17 @@ class CurvatureState(eqx.Module):
     estimate: Array
 
 
-def curvature_init(y: PyTree) -> CurvatureState:
+def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     """A start without structure, the same in every run: init has no key to spend."""
-    vector = optax.tree.random_like(jax.random.key(0), y, jax.random.normal)
+    noise = jax.random.normal
+    key = jax.random.key(0)
+    if lower_set.per_client:
+        # The same for every client, none of which then depends on how many there are.
+        one = jax.tree.map(lambda leaf: leaf[0], y)
+        drawn = optax.tree.random_like(key, one, noise)
+        vector = jax.tree.map(lambda leaf, v: jnp.broadcast_to(v, leaf.shape), y, drawn)
+    else:
+        vector = optax.tree.random_like(key, y, noise)
     return CurvatureState(vector, jnp.zeros((), jnp.result_type(*jax.tree.leaves(y))))
 
 
@@ -143,18 +172,27 @@ def curvature_update(
     iterations: int,
     *,
     key: PRNGKeyArray,
-) -> CurvatureState:
-    """Warm-started power iterations on grad_yy g at (x, y) and one batch."""
-    batch = draw(problem.lower_samples, key)
+) -> tuple[CurvatureState, Array]:
+    """Warm-started power iterations on grad_yy g at (x, y) and one batch.
+
+    The new state, and the estimate that this outer step may use.
+    """
+    objective, samples = problem.lower_at(x, draws=1)
+    batch = draw(samples, key)
+    # Linear in v: linearised once for all iterations.
+    product = jax.linearize(jax.grad(lambda t: objective(t, batch)), y)[1]
 
     def matvec(v: PyTree) -> PyTree:
         # In the inner product of the set: that is the Hessian the steps along riesz(g) meet.
-        product = hessian_product(lambda t: problem.lower(x, t, batch), y, v)
-        return problem.lower_set.riesz(product)
+        return problem.lower_set.riesz(product(v))
 
+    per_client = problem.lower_set.per_client
     count = jnp.where(step == 0, _COLD_ITERATIONS + iterations, iterations)
-    estimate, vector = power_iteration(matvec, state.vector, count)
-    return CurvatureState(vector, estimate)
+    estimates, vector = power_iteration(matvec, state.vector, count, per_client=per_client)
+    new = CurvatureState(vector, jnp.max(estimates))
+    if not per_client:
+        return new, new.estimate
+    return new, jnp.where(step == 0, new.estimate, state.estimate)
 
 
 def curvature_iterations(*rates: StepSize | None) -> int:

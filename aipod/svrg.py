@@ -1,5 +1,6 @@
 """FedNest's local loops: several steps between two averages, variance-reduced or plain."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
 from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
-from aipod.upper import AbstractUpper, check_upper_rate
+from aipod.upper import AbstractUpper, check_between, check_upper_rate, optimizer_step
 
 
 class SVRG(AbstractLower):
@@ -51,6 +52,10 @@ class SVRG(AbstractLower):
         check_steps(self.steps, "lower_steps (tau)")
         check_steps(self.episodes, "lower_episodes (T)")
 
+    @property
+    def draws(self) -> int:
+        return self.episodes * (self.steps + self.corrected)
+
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return None
 
@@ -66,7 +71,7 @@ class SVRG(AbstractLower):
     ) -> tuple[PyTree, PyTree, Cost]:
         rate = rates(self.lr)
         lower_set = problem.lower_set.at(x)
-        objective, samples = problem.lower_at(x, draws=self.episodes * self.steps)
+        objective, samples = problem.lower_at(x, draws=self.draws)
 
         def slope(point: PyTree, sample_key: PRNGKeyArray) -> PyTree:
             return lower_set.riesz(jax.grad(objective)(point, draw(samples, sample_key)))
@@ -90,8 +95,7 @@ class SVRG(AbstractLower):
         y, _ = jax.lax.scan(episode, y, subkeys(key, self.episodes))
         averages = self.episodes * (2 if self.corrected else 1)
         rounds = rounds_of(lower_set, averages)
-        draws = self.episodes * (self.steps + self.corrected)
-        spent = draws * batch_size(problem.lower_samples)
+        spent = self.draws * batch_size(problem.lower_samples)
         return y, state, Cost(averages, lower_samples=spent, rounds=rounds, sent_y=rounds)
 
 
@@ -107,9 +111,11 @@ class LocalUpper(AbstractUpper):
 
     **Arguments:**
 
-    - `lr` [alpha]: the step size.
+    - `lr` [alpha]: the step size; may be left out where tau = 1 and there is an optimiser.
     - `steps` [tau]: steps between two projections.
     - `corrected`: whether the steps are variance-reduced.
+    - `optimizer`: an `optax.GradientTransformation` of the pseudo-gradient x - project_x(v_tau),
+        as in `Delayed`.
 
     !!! example
         ```python
@@ -125,10 +131,9 @@ class LocalUpper(AbstractUpper):
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (tau)")
         check_upper_rate(self.lr)
-        if self.lr is None:
-            raise ValueError("give upper_lr, the size of the local steps on x.")
-        if self.optimizer is not None:
-            raise ValueError("LocalUpper takes no optimizer: use aipod.EveryStep or aipod.Delayed.")
+        if self.lr is None and self.optimizer is None:
+            raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
+        check_between(self.lr, self.steps)
 
     def update(
         self,
@@ -179,4 +184,9 @@ class LocalUpper(AbstractUpper):
             rounds=rounds,
             sent_x=rounds,
         )
+        if self.optimizer is not None:
+            # The clients agree on x - new already: this projection sends nothing.
+            along = optax.tree.sub(x, new)
+            new, state = optimizer_step(problem, self.optimizer, along, state, x)
+            cost = dataclasses.replace(cost, projections=averages + 1)
         return new, state, cost

@@ -1,6 +1,7 @@
 """How x moves once the implicit part w of its gradient is known: the upper slot."""
 
 import abc
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._random import subkeys
 from aipod._tree import axpy, cast_like, is_concrete
+from aipod.compression import check_compression, told
 from aipod.cost import Cost, rounds_of
 from aipod.hypergradient import upper_gradient
 from aipod.problem import Bilevel
@@ -23,6 +25,11 @@ class AbstractUpper(eqx.Module):
 
     lr: eqx.AbstractVar[StepSize | None]
     optimizer: eqx.AbstractVar[optax.GradientTransformation | None]
+
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return None
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         """The optimiser's state, where there is an optimiser."""
@@ -43,6 +50,15 @@ class AbstractUpper(eqx.Module):
         key: PRNGKeyArray,
     ) -> tuple[PyTree, PyTree, Cost]:
         """The next x, the next state, and what it cost; `batch` is the sample behind w."""
+
+
+def check_between(lr: StepSize | None, steps: int) -> None:
+    """Raises `ValueError` when there are steps before the optimiser's, but no size for them."""
+    if lr is None and steps > 1:
+        raise ValueError(
+            f"upper_optimizer with upper_steps={steps} also needs upper_lr, the size of the steps "
+            "between two projections; or set upper_steps=1."
+        )
 
 
 def check_upper_rate(lr: StepSize | None) -> None:
@@ -73,7 +89,7 @@ def _direction(problem: Bilevel, x: PyTree, y: PyTree, implicit: PyTree, batch: 
     return problem.upper_set.riesz(gradient)
 
 
-def _optimizer_step(
+def optimizer_step(
     problem: Bilevel,
     optimizer: optax.GradientTransformation,
     along: PyTree,
@@ -101,6 +117,7 @@ class EveryStep(AbstractUpper):
 
     - `lr` [alpha]: the step size; or
     - `optimizer`: an `optax.GradientTransformation`.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits.
 
     !!! example
         ```python
@@ -110,11 +127,21 @@ class EveryStep(AbstractUpper):
 
     lr: StepSize | None = None
     optimizer: optax.GradientTransformation | None = None
+    compression: str | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         check_upper_rate(self.lr)
+        check_compression(self.compression)
         if (self.lr is None) == (self.optimizer is None):
             raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+
+    @property
+    def wire(self) -> str | None:
+        return self.compression
+
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        state = super().init(problem, x)
+        return state if self.compression is None else (state, optax.tree.zeros_like(x))
 
     def update(
         self,
@@ -130,9 +157,26 @@ class EveryStep(AbstractUpper):
         key: PRNGKeyArray,
     ) -> tuple[PyTree, PyTree, Cost]:
         direction = _direction(problem, x, y, implicit, batch)
+        if self.compression is not None:
+            own, known = state
+            known = told(direction, known, self.compression)
+            x, own, cost = self._move(problem, x, known, own, rates, key=key)
+            return x, (own, known), cost
+        return self._move(problem, x, direction, state, rates, key=key)
+
+    def _move(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        direction: PyTree,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
         if self.optimizer is not None:
             along = cast_like(problem.upper_set.for_round(key).tangent(direction), x)
-            x, state = _optimizer_step(problem, self.optimizer, along, state, x)
+            x, state = optimizer_step(problem, self.optimizer, along, state, x)
             # x + u agrees between clients as P g does: the second projection sends nothing.
             return x, state, _cost(problem, 2, rounds=1)
         moved = problem.upper_set.for_round(key).project(axpy(x, -rates(self.lr), direction))
@@ -173,11 +217,7 @@ class Delayed(AbstractUpper):
             raise ValueError(f"extrapolation (delta) must be at least 1, got {self.delta}.")
         if self.lr is None and self.optimizer is None:
             raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
-        if self.lr is None and self.steps > 1:
-            raise ValueError(
-                f"upper_optimizer with upper_steps={self.steps} also needs upper_lr, the size of "
-                "the steps between two projections; or set upper_steps=1."
-            )
+        check_between(self.lr, self.steps)
         if self.optimizer is not None and self.delta != 1:
             raise ValueError(
                 "extrapolation and upper_optimizer both say how far to go after the projection: "
@@ -215,7 +255,7 @@ class Delayed(AbstractUpper):
         cost = _cost(problem, 1, upper_samples=spent)
         if self.optimizer is not None:
             along = optax.tree.sub(x, landed)
-            x, state = _optimizer_step(problem, self.optimizer, along, state, x)
+            x, state = optimizer_step(problem, self.optimizer, along, state, x)
             return x, state, _cost(problem, 2, rounds=1, upper_samples=spent)
         if isinstance(self.delta, float | int) and self.delta == 1:
             return landed, state, cost
@@ -282,3 +322,27 @@ class Periodic(AbstractUpper):
 
         new = jax.lax.cond(due, projected, lambda: moved)
         return new, state, _cost(problem, jnp.asarray(due, jnp.int32))
+
+
+# One object for each pair of arguments: programs compiled with it are found again.
+@functools.cache
+def fading_adam(rate: float = 2e-3, fade: float = 500.0) -> optax.GradientTransformation:
+    """Adam whose steps fade as 1 / sqrt(k), with a short memory of the direction (b1 = 0.5).
+
+    The optimiser that E3-AiPOD takes unless told otherwise. Steps of a constant size let the
+    features of a network grow without end; the curvature-safe steps on y then become too short.
+
+    **Arguments:**
+
+    - `rate`: the first step size.
+    - `fade`: step k has the size rate / sqrt(1 + k / fade).
+
+    !!! example
+        ```python
+        solver = aipod.E3AiPOD(upper_optimizer=aipod.fading_adam(0.001))
+        ```
+    """
+    for name, value in (("rate", rate), ("fade", fade)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"fading_adam: {name} must be positive and finite, got {value}.")
+    return optax.adam(lambda k: rate / jnp.sqrt(1 + k / fade), b1=0.5, b2=0.999)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 SUMMARIES = {
     "synthetic": "the paper's Figure 1: a noisy problem of known solution with both levels "
     "constrained",
+    "hyper-representation": "the paper's Figure 2: clients learn a representation on validation "
+    "data, its classifier on training data",
+    "loss-tuning": "the paper's Figure 3: clients with few examples of some classes tune the loss "
+    "they train with",
 }
 
 

@@ -53,6 +53,14 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reference:
+    """A trajectory from elsewhere, drawn dotted beside the runs of a comparison."""
+
+    label: str
+    columns: Columns
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
     """An experiment of the command.
 
@@ -63,6 +71,7 @@ class Experiment:
     - `axes`: the columns to draw against; the first one is the cost that the comparison counts.
     - `arguments`: for each solver what it is given unless told otherwise; the first is the default.
     - `steps`, `every`: outer steps, and how often to record.
+    - `references`: options -> trajectories from elsewhere, for the figure of the comparison.
     """
 
     name: str
@@ -74,6 +83,7 @@ class Experiment:
     arguments: Mapping[str, Mapping[str, Plain]]
     steps: int
     every: int = 1
+    references: Callable[[Any], tuple[Reference, ...]] = lambda options: ()
 
     @property
     def solver(self) -> str:

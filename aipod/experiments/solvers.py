@@ -23,6 +23,10 @@ SOLVERS = {
     "aipod": Entry("AiPOD", "AiPOD", "every step of both levels is projected"),
     "e-aipod": Entry("EAiPOD", "E-AiPOD", "projections of y are skipped at random and made up for"),
     "e2-aipod": Entry("E2AiPOD", "E2-AiPOD", "the adjoint skips too; only without coupling"),
+    "e3-aipod": Entry("E3AiPOD", "E3-AiPOD", "ours: one round per outer step, no steps to tune"),
+    "fednest": Entry("FedNest", "FedNest", "federations: variance-reduced local steps"),
+    "lfednest": Entry("LFedNest", "LFedNest", "federations: the light version, all steps local"),
+    "fedavg": Entry("FedAvg", "FedAvg", "federations: local steps blind to the nesting, the floor"),
 }
 
 
@@ -51,6 +55,7 @@ ARGUMENTS = {
     "upper_lr": _rate("α", "step size of x"),
     "lower_lr": _rate("β", "step size of y: a number, curvature or curvature(0.5)"),
     "lower_steps": Argument(values.whole, "S", "steps on y in each outer step"),
+    "lower_episodes": Argument(values.whole, "", "FedNest: local loops on y in each outer step"),
     "lower_prob": _probability("p", "how often y is projected, in (0, 1]"),
     "upper_steps": Argument(values.whole, "T", "steps on x for each projection of x"),
     "extrapolation": Argument(values.number, "δ", "how far towards the projected x, at least 1"),
@@ -59,6 +64,9 @@ ARGUMENTS = {
     "adjoint_prob": _probability("q", "how often the adjoint is projected, in (0, 1]"),
     "adjoint_random": Argument(values.flag, "", "the paper's random number of Neumann factors"),
     "damping": Argument(values.number, "", "a Tikhonov term on the lower Hessian"),
+    "compression": Argument(
+        values.choice("bfloat16", "float16"), "", "messages of 16 bits, for e3-aipod in federations"
+    ),
     "upper_optimizer": Argument(
         values.optimizer,
         "",

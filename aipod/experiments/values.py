@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from aipod.stepsize import Curvature
+from aipod.upper import fading_adam
 
 # What a configuration file can hold for one name.
 Plain = bool | int | float | str
@@ -90,9 +91,12 @@ def make_step_size(value: Plain, name: str) -> Any:
 def make_optimizer(value: Plain, name: str) -> Any:
     remedy = (
         f"{name} must be an optimiser with its step size, such as adam(0.003) or "
-        f"sgd(0.1, momentum=0.9), got {value!r}; known: {', '.join(_OPTIMIZERS)}."
+        f"sgd(0.1, momentum=0.9), got {value!r}; known: fading_adam, "
+        f"{', '.join(_OPTIMIZERS)}."
     )
     word, arguments, named = _call(value, remedy)
+    if word == fading_adam.__name__:
+        return _apply(fading_adam, arguments, named, remedy)
     if word not in _OPTIMIZERS or not (arguments or named):
         raise ValueError(remedy)
     return _apply(getattr(optax, word), arguments, named, remedy)

@@ -44,6 +44,11 @@ class AbstractSet(eqx.Module):
         """Whether a projection crosses clients, and so is a communication round."""
         return False
 
+    @property
+    def per_client(self) -> bool:
+        """Whether the leading axis of every leaf of a point is the client axis."""
+        return False
+
     def for_round(self, key: PRNGKeyArray) -> "AbstractSet":
         """The set as one projection sees it; with partial participation, some of the clients."""
         return self

@@ -94,6 +94,10 @@ class Consensus(AbstractSet):
     def federated(self) -> bool:
         return True
 
+    @property
+    def per_client(self) -> bool:
+        return True
+
     def message_size(self, y: PyTree) -> int:
         whole = sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
         return round(self.participation * whole)
