@@ -213,17 +213,17 @@ def _enough(
 ) -> Array:
     """The damping, raised where G has just been seen to bend down along u.
 
-    In a federation each client looks along its own u; what it sees are two numbers, which travel
+    In a federation each client looks along its own u; what it sees are three numbers, which travel
     with the round at the end of the step, after which the new damping holds.
     """
     dot = jax.vmap(optax.tree.vdot) if lower_set.per_client else optax.tree.vdot
     along, size, image = dot(u, product), dot(u, u), dot(product, product)
     # By an angle, which has no unit; rounding error of a flat convex objective stays below it.
-    bends_down = jnp.any(along < -_DOWN * jnp.sqrt(size * image))
+    bends_down = lower_set.largest(-along - _DOWN * jnp.sqrt(size * image)) > 0
     least = jnp.where(bends_down, _LEAST_DAMPING / rate, 0.0)
     # Along the common direction this is what would make u grow; twice as much makes it shrink.
-    total = jnp.sum(size)
-    growth = -2 * jnp.sum(along) / jnp.where(total > 0, total, 1.0)
+    total = lower_set.total(size)
+    growth = -2 * lower_set.total(along) / jnp.where(total > 0, total, 1.0)
     return jnp.maximum(damping, jnp.maximum(least, growth)).astype(damping.dtype)
 
 

@@ -189,7 +189,7 @@ def curvature_update(
     per_client = problem.lower_set.per_client
     count = jnp.where(step == 0, _COLD_ITERATIONS + iterations, iterations)
     estimates, vector = power_iteration(matvec, state.vector, count, per_client=per_client)
-    new = CurvatureState(vector, jnp.max(estimates))
+    new = CurvatureState(vector, problem.lower_set.largest(estimates))
     if not per_client:
         return new, new.estimate
     return new, jnp.where(step == 0, new.estimate, state.estimate)

@@ -49,6 +49,14 @@ class AbstractSet(eqx.Module):
         """Whether the leading axis of every leaf of a point is the client axis."""
         return False
 
+    def largest(self, values: Array) -> Array:
+        """The largest of some numbers, one for each client where there are clients."""
+        return jnp.max(values)
+
+    def total(self, values: Array) -> Array:
+        """Their sum."""
+        return jnp.sum(values)
+
     def for_round(self, key: PRNGKeyArray) -> "AbstractSet":
         """The set as one projection sees it; with partial participation, some of the clients."""
         return self
