@@ -70,8 +70,8 @@ def market() -> Market:
     shares, factors = data.values[:, :-_FACTORS], data.values[:, -_FACTORS:]
     regressors = np.column_stack([np.ones(_TRAIN), factors[:_TRAIN]])
     loadings = np.linalg.lstsq(regressors, shares[:_TRAIN], rcond=None)[0][1:].T
-    parts = np.split(shares, [_TRAIN, _VALIDATION])
-    return Market(data.rows, *parts, loadings, data.columns[-_FACTORS:])
+    train, validation, test = np.split(shares, [_TRAIN, _VALIDATION])
+    return Market(data.rows, train, validation, test, loadings, data.columns[-_FACTORS:])
 
 
 def risk(weights: Array, returns: Array, means: Array) -> Array:
