@@ -16,6 +16,8 @@ SUMMARIES = {
     "synthetic": "the paper's Figure 1: a noisy problem of known solution with both levels "
     "constrained",
     "portfolio": "weights of 20 shares whose factor exposures are chosen to be calm in later years",
+    "transport": "the hidden cost of journeys, learned from who works where by optimal transport",
+    "cleaning": "wrong labels among the digits, found by weighing examples on clean data",
 }
 
 
