@@ -171,7 +171,7 @@ def draw_weights(figure: "Figure", data: Mixture, weights: np.ndarray) -> None:
     place = left.subplots()
     kinds = ((~data.wrong, "right label", "#0072B2"), (data.wrong, "wrong label", "#D55E00"))
     for chosen, label, colour in kinds:
-        place.hist(weights[chosen], 40, (0, 1), color=colour, alpha=0.7, label=label)
+        place.hist(weights[chosen], 40, range=(0, 1), color=colour, alpha=0.7, label=label)
     place.set(xlabel="weight sigmoid(x)", ylabel="training examples")
     place.legend(loc="upper center")
     order = np.argsort(weights)

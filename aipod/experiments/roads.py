@@ -161,7 +161,7 @@ def equilibrium(
     shape = (len(roads.capacity), arcs)
     sums = scipy.sparse.coo_array((np.ones(arcs), (link, np.arange(arcs))), shape=shape).tocsr()
     demand = roads.demand(trips)[kept]
-    size = trips.sum(axis=0)[destination]
+    size = roads.trips.sum(axis=0)[destination]  # at present: tolls do not change the scale
     rate = GROWTH * np.mean(days**POWER)
 
     y, prices = 0.1 * size, np.zeros(len(demand))
