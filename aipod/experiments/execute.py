@@ -88,6 +88,11 @@ def execute(
     if columns:
         folder.write_metrics(columns)
     summary = _summary(run, solution, columns) | {"began": began, "environment": environment()}
+    if task.picture is not None and columns and solution.result.ok:
+        from aipod.report.figures import picture_figure
+
+        picture_figure(task.picture, *solution.feasible(), folder.figures)
+        summary["picture"] = task.picture.caption
     folder.write_summary(summary)
     return summary
 

@@ -10,10 +10,12 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from jaxtyping import PyTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from aipod.experiments.base import Picture
 from aipod.report.collect import Group, Section
 from aipod.report.curves import AXES, curve, thinned
 from aipod.report.style import COLOURS, LINES
@@ -87,6 +89,11 @@ def run_figure(section: Section, folder: Path) -> list[Path]:
     rows = max(len(metrics) for metrics, _ in parts)
     title = f"{section.experiment}: {group.label}, seed {group.runs[0].summary['seed']}"
     return _save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
+
+
+def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list[Path]:
+    """The experiment's own picture of where a run ended."""
+    return _save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
 
 
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The report: one HTML file with interactive charts that opens without a network."""
 
+import base64
 import importlib.metadata
 import json
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from string import Template
 from typing import Any
 
 from aipod.experiments import SUMMARIES
-from aipod.experiments.run_folder import finite
+from aipod.experiments.run_folder import RunFolder, finite
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
 from aipod.report.curves import AXES, available_axes, curve, rows, thinned
@@ -119,12 +120,33 @@ def _section(index: int, section: Section) -> str:
 <div class="chart"></div>
 <ul class="legend" aria-label="Lines"></ul>
 <p class="quiet">{note}Drag to zoom, double-click to zoom out.</p>
+{_pictures(section)}
 <h3>Summary</h3>
 {tables}
 <p class="quiet">{_COLUMNS}</p>
 <h3>Configuration</h3>
 {_configuration(section)}
 </section>"""
+
+
+def _pictures(section: Section) -> str:
+    """The experiment's own picture for each group, of its first seed, where the runs drew one."""
+    several = len(section.groups) > 1
+    shown = []
+    for group in section.groups:
+        run = group.runs[0]
+        file = RunFolder(run.path).figures / "picture.png"
+        caption = run.summary.get("picture")
+        if not caption or not file.is_file():
+            continue
+        # The page's policy fetches nothing, not even a file beside it.
+        source = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
+        words = f"{group.label}, seed {run.summary['seed']}. {caption}" if several else caption
+        shown.append(
+            f'<figure><img src="{source}" alt="{escape(words)}">'
+            f"<figcaption>{escape(words)}</figcaption></figure>"
+        )
+    return "<h3>Result</h3>\n" + "\n".join(shown) if shown else ""
 
 
 def _sentence(text: str) -> str:
