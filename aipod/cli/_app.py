@@ -169,6 +169,46 @@ def compare_(
 
 
 @app.command(
+    "rates",
+    help="Measure the paper's complexity claims: how samples and projections grow with accuracy."
+    "\n\nRuns of K outer steps with the theorems' step sizes, for K over two and a half decades; "
+    "log-log fits with 95 % intervals. Writes table.md, summary.json and figures.",
+    epilog="Examples:\n\naipod rates\n\n"
+    "aipod rates --problems synthetic --methods aipod,e-aipod --steps 10000 --seeds 4",
+)
+def rates_(
+    steps: Annotated[int, typer.Option(help="The largest K.")] = 100_000,
+    seeds: Annotated[int, typer.Option(help="How many runs for each K.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    problems: Annotated[
+        str | None, typer.Option(help="synthetic, logistic or both, with commas between.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of the methods, with commas between. All by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder; a new one under runs/ by default.")
+    ] = None,
+    force: _Force = False,
+    as_json: _Json = False,
+) -> None:
+    from aipod.cli import _rates
+
+    raise typer.Exit(
+        _rates.rates(
+            out,
+            steps=steps,
+            seeds=seeds,
+            seed=seed,
+            problems=problems,
+            methods=methods,
+            force=force,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
     "report",
     help="Write one self-contained HTML page with interactive charts about runs.\n\n"
     "The page opens from the file system, without a network.",

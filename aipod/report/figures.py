@@ -62,7 +62,7 @@ def comparison_figure(section: Section, folder: Path) -> list[Path]:
             figure.supxlabel(note, fontsize=8, color="#555555")
 
     legend = 0.2 * max(-(-len(view.groups) // _columns(view.groups)) for view in section.views)
-    return _save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
+    return save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
 
 
 def run_figure(section: Section, folder: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def run_figure(section: Section, folder: Path) -> list[Path]:
 
     rows = max(len(metrics) for metrics, _ in parts)
     title = f"{section.experiment}: {group.label}, seed {group.runs[0].summary['seed']}"
-    return _save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
+    return save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
 
 
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
@@ -131,13 +131,14 @@ def _columns(groups: Sequence[Group]) -> int:
     return 2 if max(len(group.label) for group in groups) < 22 else 1
 
 
-def _save(
+def save(
     folder: Path,
     name: str,
     size: tuple[float, float],
     draw: Callable[[Figure], None],
     title: str = "",
 ) -> list[Path]:
+    """Draws and writes a figure as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with plt.rc_context(_STYLE):
