@@ -111,11 +111,14 @@ def run_(
     help="Run several solvers with several seeds, and draw the paper's figure.\n\n"
     "Each run has a folder of its own under runs/ in the comparison's folder. Lines are medians "
     "over the seeds, bands their range. Solver arguments given here hold for every solver that "
-    "takes them. aipod compare synthetic --help also shows the options of that experiment.",
+    "takes them. aipod compare synthetic --help also shows the options of that experiment. "
+    "aipod compare table1 is the paper's Table 1: which constraints each method accepts, and the "
+    "samples and projections that it then takes.",
     epilog="Examples:\n\n"
     "aipod compare synthetic\n\n"
     "aipod compare synthetic --solvers aipod,e-aipod,e-aipod:lower_prob=0.1 --seeds 3\n\n"
     "aipod compare synthetic --no-coupled --out runs/uncoupled\n\n"
+    "aipod compare table1\n\n"
     f"aipod compare --resume --out runs/uncoupled\n\n{_CODES}",
 )
 def compare_(
@@ -161,6 +164,10 @@ def compare_(
         seed=seed,
         x64=x64,
     )
+    if given.get("experiment") == "table1":
+        from aipod.cli import _table1
+
+        raise typer.Exit(_table1.table1(given, out, resume=resume, force=force, as_json=as_json))
     raise typer.Exit(
         _compare.compare(
             given, out, resume=resume, force=force, as_json=as_json, tensorboard=tensorboard

@@ -37,7 +37,7 @@ class Method:
     longest: int | None = None
 
 
-def _arrays(arguments: dict[str, Any]) -> dict[str, Any]:
+def arrays(arguments: dict[str, Any]) -> dict[str, Any]:
     """Step sizes and probabilities as arrays: one compiled program then serves all their values."""
     return {k: jnp.asarray(v) if isinstance(v, float) else v for k, v in arguments.items()}
 
@@ -146,7 +146,7 @@ def several_steps(steps: int, count: int) -> Alternating:
     """E-AiPOD with T steps on x for one projection, `redu-UL`."""
     chosen = theory(steps, "redu-UL", upper=1.0, ratio=4.0, upper_steps=count)
     chosen |= {"adjoint_lr": 1.0, "adjoint_steps": 1}
-    return aipod.EAiPOD(**_arrays(chosen), lower_steps=1)
+    return aipod.EAiPOD(**arrays(chosen), lower_steps=1)
 
 
 def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method, ...]:
@@ -157,7 +157,7 @@ def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method,
 
     def series(arguments: dict[str, Any]) -> dict[str, Any]:
         terms = {"adjoint_steps": 1} if exact else {}
-        return _arrays(arguments | {"adjoint_lr": eta} | terms)
+        return arrays(arguments | {"adjoint_lr": eta} | terms)
 
     def first(steps: int) -> Alternating:
         return aipod.AiPOD(**series(theory(steps, "thm", **constants)), lower_steps=1)
@@ -168,10 +168,10 @@ def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method,
     def constant_rho(steps: int) -> Alternating:
         chosen = theory(steps, "cor-E2", **constants)
         chosen |= {"adjoint_lr": eta / 2, "adjoint_prob": 0.5}
-        return aipod.E2AiPOD(**_arrays(chosen), lower_steps=1)
+        return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
 
     def warm(steps: int) -> Alternating:
-        chosen = _arrays(theory(steps, "cor-E2", **constants, adjoint=constants["ratio"]))
+        chosen = arrays(theory(steps, "cor-E2", **constants, adjoint=constants["ratio"]))
         return Alternating(
             lower=aipod.ProxSkip(lr=chosen["lower_lr"], steps=1, prob=chosen["lower_prob"]),
             adjoint=aipod.ProxSkipAdjoint(
@@ -182,13 +182,13 @@ def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method,
 
     def printed(steps: int) -> Alternating:
         chosen = theory(steps, "cor-E2", **constants, adjoint=constants["ratio"])
-        return aipod.E2AiPOD(**_arrays(chosen), lower_steps=1)
+        return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
 
     def proof(steps: int) -> Alternating:
         chosen = theory(steps, "cor-E2", **constants, adjoint=constants["ratio"])
         # (1 - rho mu / 2)^N = O(alpha^2), as the proof asks for.
         chosen["adjoint_steps"] = math.ceil(math.log(steps) / chosen["adjoint_lr"])
-        return aipod.E2AiPOD(**_arrays(chosen), lower_steps=1)
+        return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
 
     claims = (2.0, 1.5, 1.5)
     return (

@@ -23,6 +23,15 @@ SOLVERS = {
     "aipod": Entry("AiPOD", "AiPOD", "every step of both levels is projected"),
     "e-aipod": Entry("EAiPOD", "E-AiPOD", "projections of y are skipped at random and made up for"),
     "e2-aipod": Entry("E2AiPOD", "E2-AiPOD", "the adjoint skips too; only without coupling"),
+    "alset": Entry("ALSET", "ALSET", "AiPOD without constraints"),
+    "bsa": Entry("BSA", "BSA", "more and more steps on y; without constraints"),
+    "stocbio": Entry("StocBiO", "stocBiO", "large batches, constant steps; without constraints"),
+    "ttsa": Entry("TTSA", "TTSA", "one step on y, a slower one on x; constraints on x alone"),
+    "soba": Entry("SOBA", "SOBA", "one step of everything at once; without constraints"),
+    "ig-al": Entry("IGAL", "IG-AL", "y to a tolerance, exact adjoint; no noise, x free"),
+    "first-order-penalty": Entry(
+        "FirstOrderPenalty", "First-order penalty", "no second derivatives; no noise"
+    ),
 }
 
 
@@ -59,6 +68,12 @@ ARGUMENTS = {
     "adjoint_prob": _probability("q", "how often the adjoint is projected, in (0, 1]"),
     "adjoint_random": Argument(values.flag, "", "the paper's random number of Neumann factors"),
     "damping": Argument(values.number, "", "a Tikhonov term on the lower Hessian"),
+    "growth": Argument(values.number, "", "steps on y, over the root of the outer step (BSA)"),
+    "decay": Argument(values.number, "", "how fast the steps on y shrink (BSA)"),
+    "batch": Argument(values.whole, "", "draws averaged into each sample (stocBiO)"),
+    "penalty": Argument(values.number, "σ", "weight of the constraint on y in a Lagrangian"),
+    "tolerance": Argument(values.number, "", "how exactly a Lagrangian solves for y"),
+    "perturbation": Argument(values.number, "", "how much of f is mixed into g, for differences"),
     "upper_optimizer": Argument(
         values.optimizer,
         "",
