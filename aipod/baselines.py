@@ -17,7 +17,7 @@ from aipod.lower import ProjectedSGD
 from aipod.penalty import DifferenceStep, PerturbedLower
 from aipod.scope import Scope
 from aipod.simultaneous import SimultaneousAdjoint, SimultaneousLower
-from aipod.stepsize import Curvature, StepSize, check_steps
+from aipod.stepsize import Curvature, StepSize, check_rate, check_steps
 from aipod.upper import EveryStep
 
 
@@ -259,6 +259,7 @@ def FirstOrderPenalty(
         solver = aipod.FirstOrderPenalty(upper_lr=0.1, perturbation=1e-3)
         ```
     """
+    check_rate(perturbation, "perturbation (delta)")
     exactness = perturbation**2 if tolerance is None else tolerance
     lower = AugmentedLagrangian(lower_lr, penalty, exactness, lower_steps)
     return Alternating(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -80,17 +79,25 @@ def conclude(folder: RunFolder, summary: dict[str, Any], table: str) -> None:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    title = f"Exponents e of cost ~ ε^−e, or of T ({summary['seeds']} seeds)"
-    table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_justify="left")
-    table.add_column("", no_wrap=True)
-    for name in ("claimed", "counted", "measured", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    before = None
+    out.print(f"[bold]Exponents e of cost ~ ε^−e, or of T^e[/bold] ({summary['seeds']} seeds)\n")
+    groups: dict[str, list[dict[str, Any]]] = {}
     for row in summary["rows"]:
+        groups.setdefault(f"{row['problem']}: {row['method']}", []).append(row)
+    for who, rows in groups.items():
+        out.print(f"[bold]{escape(who)}[/bold]")
+        out.print(_table(rows))
+        for words in dict.fromkeys(row["note"] for row in rows if row["measured"] is None):
+            out.print(f"  {escape(words)}.\n")
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 2))
+    table.add_column("", no_wrap=True, min_width=34)
+    for name in ("claimed", "counted", "measured"):
+        table.add_column(name, justify="right")
+    table.add_column("95 % interval", justify="right", no_wrap=True, min_width=14)
+    for row in rows:
         found = row["measured"]
-        who = f"{row['problem']}: {row['method']}"
-        if who != before:
-            table.add_row(f"[bold]{escape(who)}[/bold]")
         table.add_row(
             f"  {escape(row['cost'])}",
             f"{row['claimed']:g}",
@@ -98,11 +105,5 @@ def _show(summary: dict[str, Any]) -> None:
             "none" if found is None else f"{found['value']:.2f}",
             "" if found is None else f"{found['low']:.2f} to {found['high']:.2f}",
         )
-        before = who
-    out.print(table)
-    for words in dict.fromkeys(
-        f"{row['problem']}, {row['method']}: {row['note']}."
-        for row in summary["rows"]
-        if row["measured"] is None
-    ):
-        out.print(escape(words))
+    table.add_row()
+    return table

@@ -84,13 +84,14 @@ def _refusals(summary: dict[str, Any]) -> list[str]:
 def _costs(problem: str, rows: list[dict[str, Any]], accuracies: list[float]) -> Table:
     title = f"Problem {problem}: what it takes until the average of ‖∇F‖² is at most ε"
     table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_justify="left")
-    table.add_column("ε =", no_wrap=True)
-    for what in ("samples", "projections"):
+    table.padding = (0, 0, 0, 1)
+    table.add_column("\nε =", no_wrap=True)
+    for what in ("samples", "proj."):
         for index, accuracy in enumerate(accuracies):
             head = f"{what if index == 0 else ''}\n{accuracy:g}"
             table.add_column(head, justify="right", no_wrap=True)
     table.add_column("exponent\nclaimed", justify="right", no_wrap=True)
-    table.add_column("of samples\nmeasured", justify="right", no_wrap=True)
+    table.add_column("of samples\nmeasured", justify="right", no_wrap=True, min_width=11)
     for row in rows:
         cells = [_short(cost) for cost in (*row["samples"], *row["projections"])]
         claimed, found, _ = exponents(row)

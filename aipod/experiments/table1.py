@@ -87,7 +87,8 @@ _FEW = (0.0001, 0.0003, 0.001, 0.003, 0.007)
 ENTRANTS = (
     Entrant("aipod", "AiPOD", _aipod, 2.0),
     Entrant("e-aipod", "E-AiPOD", _e_aipod, 2.0),
-    Entrant("e2-aipod", "E2-AiPOD", _e2_aipod, 2.0),
+    # Its T and N change with K, and with them the program: fewer K, to compile less.
+    Entrant("e2-aipod", "E2-AiPOD", _e2_aipod, 2.0, (0.003, 0.03, 0.3, 1.0)),
     Entrant("bsa", "BSA", _ruled(aipod.BSA, "bsa"), 3.0, _GRID[:-1]),
     Entrant(
         "stocbio", "stocBiO", _ruled(aipod.StocBiO, "stocbio", upper=0.1, lower=0.5), 2.0, _FEW

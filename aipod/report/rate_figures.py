@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from aipod.report.figures import save
 from aipod.report.style import COLOURS, LINES
@@ -13,7 +14,7 @@ from aipod.report.style import COLOURS, LINES
 _PANELS = (
     ("samples", ("samples",), (2.0,)),
     ("lower projections", ("lower_projections",), (2.0, 1.5)),
-    ("upper projections, x and adjoint", ("upper_projections", "adjoint_projections"), (2.0, 1.5)),
+    ("upper projections (x, adjoint)", ("upper_projections", "adjoint_projections"), (2.0, 1.5)),
 )
 
 
@@ -43,29 +44,47 @@ def rates_figure(summary: dict[str, Any], folder: Path) -> list[Path]:
 def _panel(
     place: Axes, curves: dict[str, Any], parts: tuple[str, ...], slopes: tuple[float, ...]
 ) -> None:
-    ends = []
+    costs = {label: np.sum([c[part] for part in parts], axis=0) for label, c in curves.items()}
     for index, (label, curve) in enumerate(curves.items()):
-        cost = np.sum([curve[part] for part in parts], axis=0)
         place.loglog(
             curve["error"],
-            cost,
+            costs[label],
             color=COLOURS[index % len(COLOURS)],
             linestyle=LINES[index % len(LINES)][0],
             marker="o",
             markersize=3,
             label=label,
         )
-        ends.append((curve["error"][0], cost[0]))
-    start = max(end[0] for end in ends), 0.45 * min(end[1] for end in ends)
-    reach = np.array([start[0], min(min(curve["error"]) for curve in curves.values())])
+    # The guides begin below the first method's curve, under whatever else runs there.
+    first = next(iter(curves.values()))["error"]
+    near = [
+        costs[label][np.argmin(np.abs(np.log(np.divide(curve["error"], first[0]))))]
+        for label, curve in curves.items()
+    ]
+    reach = np.array([first[0], min(first)])
     for slope in slopes:
-        guide = start[1] * (start[0] / reach) ** slope
+        guide = 0.35 * min(near) * (first[0] / reach) ** slope
         place.loglog(reach, guide, color="#777777", linewidth=0.8)
         place.annotate(
-            f"ε^−{slope:g}", (reach[1], guide[1]), fontsize=8, color="#555555", ha="right", va="top"
+            rf"$\varepsilon^{{-{slope:g}}}$",
+            (reach[1], guide[1]),
+            xytext=(-4, -7),
+            textcoords="offset points",
+            fontsize=8,
+            color="#333333",
+            ha="right",
+            va="top",
         )
     place.invert_xaxis()
+    plain_ticks(place)
     place.set_xlabel("average of ‖∇F‖² over the run (ε)")
+
+
+def plain_ticks(place: Axes) -> None:
+    """Plain numbers on a logarithmic axis of errors."""
+    place.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    place.xaxis.set_minor_locator(NullLocator())
+    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _draw_steps(summary: dict[str, Any], several: list[str]) -> Any:
