@@ -25,7 +25,8 @@ import numpy as np
 
 _CONFIG, _METRICS, _SUMMARY = "config.toml", "metrics.csv", "summary.json"
 _PARQUET, _REPORT = "metrics.parquet", "report.html"
-_FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT)
+_TABLE = "table.md"
+_FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT, _TABLE)
 _FOLDERS = ("checkpoint", "figures", "tensorboard", "runs")
 
 

@@ -64,7 +64,7 @@ def comparison_figure(section: Section, folder: Path) -> list[Path]:
             figure.supxlabel(note, fontsize=8, color="#555555")
 
     legend = 0.2 * max(-(-len(view.groups) // _columns(view.groups)) for view in section.views)
-    return _save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
+    return save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
 
 
 def run_figure(section: Section, folder: Path) -> list[Path]:
@@ -88,12 +88,12 @@ def run_figure(section: Section, folder: Path) -> list[Path]:
 
     rows = max(len(metrics) for metrics, _ in parts)
     title = f"{section.experiment}: {group.label}, seed {group.runs[0].summary['seed']}"
-    return _save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
+    return save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
 
 
 def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list[Path]:
     """The experiment's own picture of where a run ended."""
-    return _save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
+    return save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
 
 
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
@@ -138,13 +138,14 @@ def _columns(groups: Sequence[Group]) -> int:
     return 2 if max(len(group.label) for group in groups) < 22 else 1
 
 
-def _save(
+def save(
     folder: Path,
     name: str,
     size: tuple[float, float],
     draw: Callable[[Figure], None],
     title: str = "",
 ) -> list[Path]:
+    """Draws and writes a figure as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with plt.rc_context(_STYLE):
