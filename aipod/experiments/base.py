@@ -73,8 +73,9 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A trajectory from elsewhere, drawn dotted beside the runs of a comparison."""
+    """A trajectory from elsewhere, drawn dotted in the panels of a comparison that have a title."""
 
+    panels: tuple[str, ...]
     label: str
     columns: Columns
 

@@ -80,12 +80,15 @@ def panels(options: Options) -> tuple[Panel, ...]:
     )
 
 
+_PUBLISHED = ("E-AiPOD and FedNest", "One round per step")
+
+
 def references(options: Options) -> tuple[Reference, ...]:
     if options.data != "mnist":
         return ()
     return (
-        Reference("published E-AiPOD code", published("eaipod_hyper_representation")),
-        Reference("published FedNest code", published("fednest_hyper_representation")),
+        Reference(_PUBLISHED, "published E-AiPOD code", published("eaipod_hyper_representation")),
+        Reference(_PUBLISHED, "published FedNest code", published("fednest_hyper_representation")),
     )
 
 

@@ -15,7 +15,7 @@ from aipod.experiments.run_folder import RunFolder, finite
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
 from aipod.report.curves import AXES, available_axes, curve, rows, thinned
-from aipod.report.style import COLOURS, DARK_COLOURS, LINES
+from aipod.report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
 
 MARK = '<meta name="generator" content="aipod report">'
 
@@ -68,15 +68,22 @@ def _embedded(data: Any) -> str:
 
 def _data(section: Section) -> dict[str, Any]:
     axes = available_axes(section.groups)
+    references = list(dict.fromkeys(r.label for view in section.views for r in view.references))
+    first = len(section.groups)
     return {
         "axis": section.axes[0],
         "axes": [[name, AXES[name]] for name in axes],
         "metrics": section.metrics,
         "views": [
-            {"title": view.title, "traces": [group.index for group in view.groups]}
+            {
+                "title": view.title,
+                "traces": [group.index for group in view.groups]
+                + [first + references.index(reference.label) for reference in view.references],
+            }
             for view in section.views
         ],
-        "traces": [_trace(group, section, axes) for group in section.groups],
+        "traces": [_trace(group, section, axes) for group in section.groups]
+        + [_reference(label, section) for label in references],
     }
 
 
@@ -98,6 +105,20 @@ def _trace(group: Group, section: Section, axes: list[str]) -> dict[str, Any]:
             for name in metrics
             if several
         },
+    }
+
+
+def _reference(label: str, section: Section) -> dict[str, Any]:
+    """What others have measured, as a dotted line; it may not know every axis."""
+    found = next(r for view in section.views for r in view.references if r.label == label)
+    return {
+        "label": label,
+        "colour": REFERENCE,
+        "dark": DARK_REFERENCE,
+        "dash": "dot",
+        "seeds": 1,
+        "columns": {name: _digits(column) for name, column in found.columns.items()},
+        "ranges": {},
     }
 
 
