@@ -95,7 +95,7 @@ def build(options: Options) -> Task:
 
     def lower(x: Tuning, y: Network, batch: tuple[Array, Array]) -> Array:
         images, labels = batch
-        tuned = scale(x) * logits(y, images) + x["tau"]
+        tuned = scale(x)[None] * logits(y, images) + x["tau"][None]
         losses = cross_entropy(tuned, labels)
         if options.learn_weights:
             losses = weights(x)[labels] * losses
