@@ -251,12 +251,14 @@ def multipliers_method(slope, y, m, *, penalty, tolerance, length):
 
 
 PENALTY, TOLERANCE, DELTA = 3.0, 1e-9, 1e-3
+# So that the loops end early, and every one of their steps shows in the last digits.
+COARSE = 1e-4
 LENGTH = 0.9 / (1 / BETA + PENALTY * 4.0)
 
 
 def test_ig_al_solves_the_lower_level_and_its_derivative():
     case = problem(lower_set=ON_Y)
-    solver = aipod.IGAL(upper_lr=ALPHA, lower_lr=BETA, penalty=PENALTY, tolerance=TOLERANCE)
+    solver = aipod.IGAL(upper_lr=ALPHA, lower_lr=BETA, penalty=PENALTY, tolerance=COARSE)
     inverse = np.linalg.inv(np.block([[G, A.T], [A, np.zeros((2, 2))]]))[:SIZE, :SIZE]
     state = solver.init(case, jnp.asarray(X0), jnp.asarray(Y0))
     x, y, m = X0, Y0, np.zeros(2)
@@ -266,17 +268,17 @@ def test_ig_al_solves_the_lower_level_and_its_derivative():
             y,
             m,
             penalty=PENALTY,
-            tolerance=TOLERANCE,
+            tolerance=COARSE,
             length=LENGTH,
         )
         x = x - ALPHA * (x - C @ inverse @ (y - TARGET))
         state = solver.step(case, state, key=KEY)
         np.testing.assert_allclose(state.y, y, atol=1e-11)
         np.testing.assert_allclose(state.x, x, atol=1e-11)
-    assert np.max(np.abs(A @ y - LEVEL)) < TOLERANCE
+    assert np.max(np.abs(A @ y - LEVEL)) < COARSE
     for _ in range(200):
         state = solver.step(case, state, key=KEY)
-    np.testing.assert_allclose(state.x, solution(on_x=False, on_y=True), atol=1e-7)
+    np.testing.assert_allclose(state.x, solution(on_x=False, on_y=True), atol=10 * COARSE)
 
 
 def test_the_first_order_penalty_method_takes_differences():

@@ -167,6 +167,8 @@ def compare_(
     if given.get("experiment") == "table1":
         from aipod.cli import _table1
 
+        if tensorboard:
+            raise ValueError("compare table1 writes no event files: leave --tensorboard out.")
         raise typer.Exit(_table1.table1(given, out, resume=resume, force=force, as_json=as_json))
     raise typer.Exit(
         _compare.compare(

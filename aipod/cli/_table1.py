@@ -13,7 +13,7 @@ from aipod.cli._run import free_folder
 from aipod.cli._show import err, out
 from aipod.experiments.environment import environment
 from aipod.experiments.run_folder import RunFolder, finite
-from aipod.experiments.table1 import NAMES, PROBLEMS, exponents, markdown, measure
+from aipod.experiments.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import whole
 from aipod.report.table_figures import table_figure
@@ -69,6 +69,7 @@ def _show(summary: dict[str, Any]) -> None:
         rows = [row for row in summary["rows"] if row["problem"] == problem]
         if rows:
             out.print(_costs(problem, rows, summary["accuracies"]))
+    out.print(_exponents(summary["rows"]))
 
 
 def _refusals(summary: dict[str, Any]) -> list[str]:
@@ -83,26 +84,43 @@ def _refusals(summary: dict[str, Any]) -> list[str]:
 
 def _costs(problem: str, rows: list[dict[str, Any]], accuracies: list[float]) -> Table:
     title = f"Problem {problem}: what it takes until the average of ‖∇F‖² is at most ε"
-    table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_justify="left")
-    table.padding = (0, 0, 0, 1)
+    table = _plain_table(title)
     table.add_column("\nε =", no_wrap=True)
-    for what in ("samples", "proj."):
+    for what in COSTS:
         for index, accuracy in enumerate(accuracies):
-            head = f"{what if index == 0 else ''}\n{accuracy:g}"
-            table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("exponent\nclaimed", justify="right", no_wrap=True)
-    table.add_column("of samples\nmeasured", justify="right", no_wrap=True, min_width=11)
+            # The name of the cost stands over the middle one of its columns.
+            word = what.replace(" projections", "").capitalize() if index == 1 else ""
+            head = f"{word}\n{accuracy:g}"
+            table.add_column(head, justify="right", no_wrap=True, min_width=5)
     for row in rows:
-        cells = [_short(cost) for cost in (*row["samples"], *row["projections"])]
-        claimed, found, _ = exponents(row)
-        if row["exponent"] is not None:
-            found += f" ± {row['exponent']['high'] - row['exponent']['value']:.2f}"
-        label = row["method"] + ("" if row["noise"] else "*")
-        table.add_row(escape(label), *cells, claimed, found)
+        cells = [_short(cost) for name in COSTS for cost in row[name]]
+        table.add_row(_label(row), *cells)
+    table.caption = "Upper: projections of x and inside the adjoint; lower: those of y"
     if not all(row["noise"] for row in rows):
-        table.caption = "* without noise"
-        table.caption_justify = "left"
+        table.caption += "; *: without noise"
+    table.caption_justify = "left"
     return table
+
+
+def _exponents(rows: list[dict[str, Any]]) -> Table:
+    table = _plain_table("The e of samples ~ ε^−e")
+    table.add_column("", no_wrap=True)
+    table.add_column("problem")
+    for name in ("claimed", "measured", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(_label(row), row["problem"], *exponents(row))
+    return table
+
+
+def _plain_table(title: str) -> Table:
+    table = Table(box=None, pad_edge=False, title=f"\n{title}", title_justify="left")
+    table.padding = (0, 0, 0, 1)
+    return table
+
+
+def _label(row: dict[str, Any]) -> str:
+    return escape(row["method"] + ("" if row["noise"] else "*"))
 
 
 def _short(cost: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 import aipod
@@ -136,14 +136,16 @@ def refusal(entrant: Entrant, case: Setting) -> str | None:
     return None
 
 
-def projections(case: Setting, curve: Curve) -> Any:
-    """Those that were made on a constrained level: on a free one nothing is projected."""
-    counts, total = curve.counts, jnp.zeros(len(curve.steps))
-    if constrained(case.problem.upper_set):
-        total = total + counts["upper_projections"]
-    if constrained(case.problem.lower_set):
-        total = total + counts["lower_projections"] + counts["adjoint_projections"]
-    return total
+# As the paper counts: upper projections are those of x and those inside the adjoint.
+COSTS = ("samples", "upper projections", "lower projections")
+
+
+def costs(case: Setting, curve: Curve) -> dict[str, np.ndarray]:
+    """For each K. Only a constrained level has projections: on a free one nothing is projected."""
+    counts = curve.counts
+    on_x, on_y = constrained(case.problem.upper_set), constrained(case.problem.lower_set)
+    upper = counts["upper_projections"] * on_x + counts["adjoint_projections"] * on_y
+    return dict(zip(COSTS, (curve.samples, upper, counts["lower_projections"] * on_y), strict=True))
 
 
 def measure(
@@ -181,7 +183,7 @@ def measure(
             case = cases[problem, entrant.noise]
             runs = seeds if entrant.noise else 1
             curve = sweep(entrant.make, case, ks, seeds=runs, key=jax.random.key(seed))
-            found.append(_costs(entrant, problem, curve, projections(case, curve)))
+            found.append(_row(entrant, problem, curve, costs(case, curve)))
             told(
                 f"{entrant.label}, {problem}: "
                 + ", ".join(f"{k:,} → {e:.3g}" for k, e in zip(ks, curve.error, strict=True))
@@ -196,19 +198,21 @@ def measure(
     }
 
 
-def _costs(entrant: Entrant, problem: str, curve: Curve, projected: Any) -> dict[str, Any]:
-    exponent = fit(curve.samples, 1 / curve.error) if len(curve.steps) > 2 else None
+def _row(
+    entrant: Entrant, problem: str, curve: Curve, spent: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    def reach(cost: np.ndarray) -> list[float | None]:
+        # A cost that is nothing has no logarithm to interpolate, and needs none.
+        return [cost_at(a, curve.error, cost) if cost[-1] > 0 else 0.0 for a in ACCURACIES]
+
     return {
         "name": entrant.name,
         "method": entrant.label,
         "problem": problem,
         "noise": entrant.noise,
-        "samples": [cost_at(a, curve.error, curve.samples) for a in ACCURACIES],
-        "projections": [
-            cost_at(a, curve.error, projected) if projected[-1] > 0 else 0.0 for a in ACCURACIES
-        ],
+        **{name: reach(cost) for name, cost in spent.items()},
         "claimed": entrant.claimed,
-        "exponent": None if exponent is None else dataclasses.asdict(exponent),
+        "exponent": dataclasses.asdict(fit(curve.samples, 1 / curve.error)),
         "curve": curve.plain(),
     }
 
@@ -225,7 +229,7 @@ def markdown(summary: dict[str, Any]) -> str:
         marks = ["yes" if word is None else "refused" for word in words]
         lines.append(f"| {method['label']} | " + " | ".join(marks) + " |")
     reach = [f"{accuracy:g}" for accuracy in summary["accuracies"]]
-    columns = [f"{what} to {a}" for what in ("samples", "projections") for a in reach]
+    columns = [f"{what} to {a}" for what in COSTS for a in reach]
     lines += [
         "",
         "| method | problem | " + " | ".join(columns) + " | claimed | measured | 95 % interval |",
@@ -233,7 +237,7 @@ def markdown(summary: dict[str, Any]) -> str:
     ]
     for row in summary["rows"]:
         cells = [row["method"], row["problem"] + ("" if row["noise"] else ", no noise")]
-        cells += [count(cost) for cost in (*row["samples"], *row["projections"])]
+        cells += [count(cost) for name in COSTS for cost in row[name]]
         lines.append("| " + " | ".join([*cells, *exponents(row)]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -246,9 +250,7 @@ def count(cost: float | None) -> str:
 
 
 def exponents(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Claimed, measured and interval, as far as there are any."""
+    """Claimed, measured and interval; nothing is claimed of some methods."""
     claimed = "" if row["claimed"] is None else f"{row['claimed']:g}"
-    if row["exponent"] is None:
-        return claimed, "", ""
     found = row["exponent"]
     return claimed, f"{found['value']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}"
