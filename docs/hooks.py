@@ -10,16 +10,34 @@ from latex2mathml.converter import convert
 
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`([^`\n]+)`\$")
+_formulas: list[str] = []
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Every formula of a page, rendered."""
-    markdown = _BLOCK.sub(
-        lambda found: f'<div class="formula">{_rendered(found[1].strip(), "block")}</div>', markdown
-    )
-    return _INLINE.sub(lambda found: _rendered(found[1], "inline"), markdown)
+    """Formulas leave marks behind: Markdown must not see their bars, stars and underscores."""
+    _formulas.clear()
+    return _INLINE.sub(_inline, _BLOCK.sub(_block, markdown))
 
 
-def _rendered(latex: str, display: str) -> str:
-    # On one line: Markdown would take an indented one for code.
-    return " ".join(convert(latex, display=display).split())
+def on_page_content(html: str, **_: Any) -> str:
+    """The formulas of the page in place of their marks."""
+    return re.sub(r"(?:<p>)?FORMULA(\d+)BLOCK(?:</p>)?|FORMULA(\d+)INLINE", _restored, html)
+
+
+def _block(found: re.Match[str]) -> str:
+    return f"\nFORMULA{_kept(found[1], 'block')}BLOCK\n"
+
+
+def _inline(found: re.Match[str]) -> str:
+    return f"FORMULA{_kept(found[1], 'inline')}INLINE"
+
+
+def _kept(latex: str, display: str) -> int:
+    _formulas.append(convert(latex.strip(), display=display))
+    return len(_formulas) - 1
+
+
+def _restored(found: re.Match[str]) -> str:
+    if found[1] is not None:
+        return f'<div class="formula">{_formulas[int(found[1])]}</div>'
+    return _formulas[int(found[2])]
