@@ -10,6 +10,8 @@ from latex2mathml.converter import convert
 
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`([^`\n]+)`\$")
+# What Python says of an __init__ without a docstring.
+_EMPTY = re.compile(r"<p>Initialize self\.\s+See help\(type\(self\)\) for accurate signature\.</p>")
 _formulas: list[str] = []
 
 
@@ -21,7 +23,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """The formulas of the page in place of their marks."""
-    return re.sub(r"(?:<p>)?FORMULA(\d+)BLOCK(?:</p>)?|FORMULA(\d+)INLINE", _restored, html)
+    html = re.sub(r"(?:<p>)?FORMULA(\d+)BLOCK(?:</p>)?|FORMULA(\d+)INLINE", _restored, html)
+    return _EMPTY.sub("", html)
 
 
 def _block(found: re.Match[str]) -> str:
