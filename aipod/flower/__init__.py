@@ -1,0 +1,1 @@
+"""The same algorithms across real machines, on Flower."""
