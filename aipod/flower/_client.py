@@ -2,17 +2,19 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from aipod.alternating import Alternating, State
 from aipod.checkpoint import Checkpoints
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
-from aipod.flower._parcel import Parcel
+from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_shared
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -47,7 +49,7 @@ class Session:
             self.folder / run / f"client-{self.client.index}",
             {"run": run, "solver": solver_digest(self.solver)},
         )
-        if request.words["action"] == "hello":
+        if "turn" not in request.words:
             return self._hello(store)
         return self._exchange(store, request)
 
@@ -89,25 +91,32 @@ class Session:
         if found is None and not shared:
             return Parcel({"error": "it has lost its state"})
         state, answers, _ = found or (self._start, self._worker.no_answers(), -1)
-        if int(state.step) == int(words["answers-step"]):
+        if int(state.step) == int(words["step"]):
             answers = _merged(answers, request.group("answer"))
-            if words["leave"]:
+            if words.get("leave"):
                 # The rounds since then went on without this client: its corrections stay.
                 state, *_ = self._worker.attempt(state, key, without_the_rest(answers))
                 answers = self._worker.no_answers()
         if shared:
             state, answers = with_shared(state, shared), self._worker.no_answers()
-        if words["reset"]:
+        if words.get("reset"):
             state, answers = forget_own(state), self._worker.no_answers()
         return self._go_on(store, words, key, state, answers)
 
-    def _go_on(self, store, words, key, state: State, answers: Tables) -> Parcel:
+    def _go_on(
+        self,
+        store: Checkpoints,
+        words: Mapping[str, Word],
+        key: PRNGKeyArray,
+        state: State,
+        answers: Tables,
+    ) -> Parcel:
         """Outer steps as far as the answers reach, and the questions at which they end."""
         arrays: dict[str, np.ndarray] = {}
         asked, last = None, int(words["last"])
         pausing = False
         while int(state.step) < last:
-            pausing = bool(words["pause"]) and not any(t.words.any() for t in answers.values())
+            pausing = bool(words.get("pause")) and not any(t.words.any() for t in answers.values())
             if pausing:
                 break
             new, asked, used, answers = self._worker.attempt(state, key, answers)
@@ -118,7 +127,7 @@ class Session:
             if step % int(words["every"]) == 0 or step == last:
                 model = model_leaves(state)
                 arrays |= {f"model@{step}:{name}": leaf for name, leaf in model.items()}
-        self._save(store, state, answers, int(words["exchange"]))
+        self._save(store, state, answers, int(words["turn"]))
         if pausing:
             arrays |= {f"shared:{name}": leaf for name, leaf in shared_leaves(state).items()}
         if asked is not None:

@@ -140,6 +140,7 @@ class Coordinator:
         self._arrived: dict[int, Hello] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
         self._refused: dict[int, str] = {}
+        self._silent: dict[int, str] = {}
         self._looked = -float("inf")
         self._newest: set[str] = set(progress.answers)
         for index in progress.counted - set(progress.owed):
@@ -177,8 +178,8 @@ class Coordinator:
             "seed": self.terms.seed,
             "last": self.terms.steps,
             "every": self.terms.every,
-            "exchange": progress.exchange,
-            "answers-step": progress.step if step is None else step,
+            "turn": progress.exchange,
+            "step": progress.step if step is None else step,
         }
         words |= {name: flags.get(name, False) for name in ("leave", "reset", "pause")}
         arrays = {f"answer:{name}": value for name, value in answers.items()}
@@ -239,6 +240,10 @@ class Coordinator:
             node, _ = self._greeted.pop(ticket)
             if isinstance(found, Parcel):
                 self._welcome(node, found.words)
+            elif self._silent.get(node) != found:
+                # It is greeted again at the next look: it may be starting.
+                self._silent[node] = found
+                self._log(f"node {node} does not answer: {found}")
         busy = {*self.members.values(), *(node for node, _ in self._greeted.values())}
         busy |= {hello.node for hello in self._arrived.values()} | set(self._refused)
         strangers = [node for node in self.post.nodes() if node not in busy]
@@ -296,7 +301,8 @@ class Coordinator:
 
     def _too_few(self, found: int) -> NotEnoughClientsError:
         self._save()
-        why = "".join(f"; node {node}: {reason}" for node, reason in self._refused.items())
+        troubles = self._silent | self._refused
+        why = "".join(f"; node {node}: {reason}" for node, reason in troubles.items())
         return NotEnoughClientsError(
             f"only {found} of at least {self._needed} clients in {self.terms.wait:g} s; everything "
             f"is saved, go on with resume-from when they are back{why}."

@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod import federated
 from aipod.alternating import Alternating, State
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
-from aipod.problem import Bilevel, Objective
+from aipod.problem import Bilevel, Composite, Objective
 from aipod.sampling import ClientMinibatches
 from aipod.sets import Consensus
 
@@ -105,15 +105,66 @@ class Client:
         alone = federated.federate(
             self.upper,
             self.lower,
-            [self.upper_data],
-            [self.lower_data],
+            [jax.tree.map(np.asarray, self.upper_data)],
+            [jax.tree.map(np.asarray, self.lower_data)],
             batch_size=self.batch_size,
         )
-        own = [
-            OwnRow.of(samples, int(self.index), int(self.clients))
-            for samples in (alone.upper_samples, alone.lower_samples)
-        ]
+        both: tuple[Any, Any] = (alone.upper_samples, alone.lower_samples)
+        own = [OwnRow.of(samples, int(self.index), int(self.clients)) for samples in both]
         return dataclasses.replace(alone, upper_samples=own[0], lower_samples=own[1])
+
+
+def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
+    """One client of a federation that was made to be simulated, with that client's data alone.
+
+    For trying out, and for holding a deployment against its simulation.
+
+    **Arguments:**
+
+    - `problem`: what `aipod.federated.federate` returned.
+    - `x0`, `y0`: points with a client axis, as for `aipod.solve`.
+    - `index`: which client, counted from 0.
+
+    !!! example
+        ```python
+        client = aipod.flower.client_of(problem, x0, y0, index=0)
+        ```
+    """
+    if not problem.fully_federated:
+        raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
+    samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
+    consensus: Any = problem.lower_set
+    clients = samples[0].clients
+    if not 0 <= index < clients:
+        raise ValueError(f"index must be at least 0 and below {clients}, got {index}.")
+
+    def own(source: ClientMinibatches) -> PyTree:
+        count = source.pool if source.counts is None else int(source.counts[index])
+        return jax.tree.map(lambda leaf: leaf[index, :count], source.batch.data)
+
+    weights = consensus.weights
+    x, y = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (x0, y0))
+    return Client(
+        _unsummed(problem.upper),
+        _unsummed(problem.lower),
+        own(samples[0]),
+        own(samples[1]),
+        samples[0].per_client,
+        x,
+        y,
+        index,
+        clients,
+        1.0 if weights is None else float(weights[index]),
+    )
+
+
+def _unsummed(objective: Any) -> Objective:
+    """The loss of one client, from the sum over clients."""
+    if isinstance(objective, Composite):
+        features: Any = objective.features
+        head: Any = objective.head
+        return Composite(features.features, head.head)
+    return objective.loss
 
 
 def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
@@ -122,9 +173,12 @@ def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
         raise ValueError(
             "compression is not sent over Flower: leave compression out of the solver's arguments."
         )
-    consensus = Consensus()
-    empty = Bilevel(_nothing, _nothing, consensus, consensus)
-    return solver.init(empty, *(federated.replicate(tree, 1) for tree in (x0, y0)))
+    return solver.init(empty_problem(), *(federated.replicate(tree, 1) for tree in (x0, y0)))
+
+
+def empty_problem() -> Bilevel:
+    """A federation without data, which is all that the server knows of the problem."""
+    return Bilevel(_nothing, _nothing, Consensus(), Consensus())
 
 
 def _nothing(x: PyTree, y: PyTree, batch: Any) -> Array:
@@ -149,11 +203,11 @@ class Worker:
 
     def __init__(self, solver: Alternating, problem: Bilevel, state: State) -> None:
         self.solver, self.problem = solver, problem
-        self._one = jax.tree.map(lambda leaf: leaf[0], (state.x, state.y))
+        self._x, self._y = jax.tree.map(lambda leaf: leaf[0], (state.x, state.y))
         self.rows = [2, 8, 8]
 
     def no_answers(self) -> Tables:
-        return empty_tables(*self._one, self.rows)
+        return empty_tables(self._x, self._y, self.rows)
 
     def attempt(
         self, state: State, key: PRNGKeyArray, answers: Tables
