@@ -1,6 +1,7 @@
 """A federation on Flower is the simulation, message for message."""
 
 import json
+import shutil
 
 import equinox as eqx
 import jax
@@ -10,11 +11,22 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import aipod
 from aipod import federated, flower
+from aipod._random import subkeys
 from aipod.experiments import load
+from aipod.flower import _coordinator
+from aipod.flower._combine import combine
+from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL
+from aipod.flower._parcel import Parcel, from_bytes, to_bytes
+from aipod.flower._post import LARGE, from_records, to_records
+from aipod.sampling import ClientMinibatches
+from aipod.sets import Consensus
+from aipod.sets._consensus import _SomeClients
 from tests.flower_grid import InProcessGrid, context
+from tests.test_federated import client_data, ridge_lower, ridge_upper
 
 CLIENTS, SEED = 3, 7
 NODES = [100 + index for index in range(CLIENTS)]
@@ -131,3 +143,209 @@ def test_the_trajectory_the_rounds_and_the_bytes_are_the_simulation_s(name, digi
     seen = sum(size for kind, _, size in grid.bytes if kind in kinds)
     counted = sum(words["traffic"])
     assert 0 <= seen - counted < 1e-2 * seen
+
+
+# A small problem in double precision for everything that does not need images: one program for
+# all clients and all tests.
+E3 = aipod.E3AiPOD(
+    upper_lr=0.05, lower_lr=0.1, adjoint_lr=0.1, lower_steps=3, adjoint_steps=2, damping=0.0
+)
+
+
+@pytest.fixture(scope="module")
+def ridge():
+    data = client_data(CLIENTS, 6)
+    problem = federated.federate(
+        ridge_upper, ridge_lower, data, data, batch_size=3, weights=[1.0, 2.0, 3.0]
+    )
+    return problem, *(federated.replicate(jnp.full(3, v), CLIENTS) for v in (0.3, -0.2))
+
+
+class Scripted(Consensus):
+    """Consensus in which one client is absent in the rounds of some keys."""
+
+    gone: jax.Array
+    absent: int = eqx.field(static=True)
+
+    def __init__(self, weights, gone, absent):
+        super().__init__(weights)
+        self.gone, self.absent = gone, absent
+
+    def for_round(self, key):
+        return ScriptedRound(self, key)
+
+
+class ScriptedRound(_SomeClients):
+    def _present(self, clients):
+        away = jnp.any(jnp.all(self.base.gone == jax.random.key_data(self.key), axis=1))
+        return jnp.ones(clients).at[self.base.absent].set(jnp.where(away, 0.0, 1.0))
+
+
+def upper_key(step):
+    """The key of E3-AiPOD's one round."""
+    return jax.random.key_data(subkeys(jax.random.fold_in(jax.random.key(SEED), step), 6)[2])
+
+
+def both(x, y):
+    return {"x": federated.average(x, None), "y": federated.average(y, None)}
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Clients that come back are seen at once, so that a test says when that is."""
+    monkeypatch.setattr(_coordinator, "_LOOK", 0.0)
+
+
+def test_a_round_without_a_client_is_the_simulation_s(ridge, tmp_path, eager):
+    """Points by the weights of those present, directions unbiased, corrections of the absent kept.
+
+    Client 1 fails when it should compute its part of step 2, and is back for step 3.
+    """
+    problem, x0, y0 = ridge
+    steps, absent = 6, 1
+    gone = jnp.stack([upper_key(2)])
+    scripted = Scripted(problem.lower_set.weights, gone, absent)
+    reference = aipod.solve(
+        eqx.tree_at(lambda p: (p.upper_set, p.lower_set), problem, (scripted, scripted)),
+        E3,
+        x0,
+        y0,
+        steps,
+        key=jax.random.key(SEED),
+        record=both,
+        every=1,
+    )
+    exchanges = []
+
+    def before(node, message):
+        if message.metadata.message_type == "train.exchange" and node == NODES[absent]:
+            exchanges.append(node)
+            if len(exchanges) == 3:
+                raise RuntimeError("killed")
+
+    _, columns, words, error = serve(
+        ridge, E3, tmp_path, {"outer-steps": steps, "min-nodes": 2}, before=before, record=both
+    )
+    assert error is None
+    np.testing.assert_allclose(columns["history:x"], reference.history["x"], atol=1e-12)
+    np.testing.assert_allclose(columns["history:y"], reference.history["y"], atol=1e-12)
+    assert words["progress"]["rounds"] == steps
+    # With everyone the run would have been another one.
+    whole = aipod.solve(problem, E3, x0, y0, steps, key=jax.random.key(SEED))
+    assert np.abs(whole.x[0] - columns["history:x"][-1]).max() > 1e-6
+    weights = np.array([1.0, 2.0, 3.0]) / 6
+    for part in corrections(tmp_path):
+        assert np.abs(part).max() > 1e-2
+        np.testing.assert_allclose(np.tensordot(weights, part, 1), 0, atol=1e-12)
+
+
+def test_a_client_that_lost_its_state_makes_all_corrections_begin_anew(ridge, tmp_path, eager):
+    seen = []
+
+    def before(node, message):
+        if message.metadata.message_type == "train.exchange" and node == NODES[0]:
+            seen.append(from_records(message.content).words)
+            if len(seen) == 4:
+                for folder in (tmp_path / "states").glob("*/client-0"):
+                    shutil.rmtree(folder)
+
+    _, columns, words, error = serve(
+        ridge, E3, tmp_path, {"outer-steps": 8, "min-nodes": 2}, before=before, record=both
+    )
+    assert error is None
+    assert columns["history:step"].tolist() == list(range(1, 9))
+    # At the start, and when it came back: nothing else begins anew.
+    assert [bool(said.get("reset")) for said in seen].count(True) == 2
+    weights = np.array([1.0, 2.0, 3.0]) / 6
+    for part in corrections(tmp_path):
+        assert np.abs(part).max() > 1e-2
+        np.testing.assert_allclose(np.tensordot(weights, part, 1), 0, atol=1e-12)
+
+
+class Killed(BaseException):
+    """The server's process ends in the midst of it."""
+
+
+@pytest.mark.parametrize("at", [3, 7, 11])
+def test_a_killed_server_goes_on_bit_for_bit(ridge, tmp_path, at):
+    whole = serve(ridge, E3, tmp_path / "whole", {"outer-steps": 4}, record=both)[1]
+    messages = []
+
+    def before(node, message):
+        messages.append(node)
+        if len(messages) == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        serve(ridge, E3, tmp_path / "cut", {"outer-steps": 4}, before=before, record=both)
+    resume = {"outer-steps": 4}
+    if any((tmp_path / "cut" / "checkpoints").glob("*.npz")):
+        resume["resume-from"] = str(tmp_path / "cut" / "checkpoints")
+    _, columns, _, error = serve(ridge, E3, tmp_path / "cut", resume, record=both, run=2)
+    assert error is None
+    for name in ("history:x", "history:y", "history:rounds", "history:samples"):
+        np.testing.assert_array_equal(columns[name], whole[name])
+
+
+def test_with_too_few_clients_it_stops_with_everything_saved(ridge, tmp_path, eager):
+    def before(node, message):
+        if node == NODES[2] and len(grids) and message.metadata.message_type == "train.exchange":
+            raise RuntimeError("gone")
+
+    grids = []
+    _, columns, _, error = serve(ridge, E3, tmp_path, {"outer-steps": 2, "wait": 0.3}, record=both)
+    assert error is None
+    grids.append(1)
+    config = {"outer-steps": 4, "wait": 0.3, "resume-from": str(tmp_path / "checkpoints")}
+    _, columns, _, error = serve(ridge, E3, tmp_path, config, before=before, run=2, record=both)
+    assert "only 2 of at least 3 clients" in str(error)
+    assert "resume-from" in str(error)
+    grids.clear()
+    _, columns, _, error = serve(ridge, E3, tmp_path, config, run=3, record=both)
+    assert error is None
+    assert columns["history:step"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_client_draws_what_the_simulation_draws_for_it():
+    data = client_data(4, lambda m: 5 + 3 * m)
+    problem = federated.federate(ridge_upper, ridge_lower, data, data, batch_size=7)
+    zeros = jnp.zeros((4, 3))
+    key = jax.random.key(3)
+    drawn = problem.lower_samples(key)
+    assert isinstance(problem.lower_samples, ClientMinibatches)
+    for index in range(4):
+        alone = flower.client_of(problem, zeros, zeros, index).problem()
+        own = alone.lower_samples(key)
+        jax.tree.map(
+            lambda mine, all_: np.testing.assert_array_equal(mine[0], all_[index]),
+            own.data,
+            drawn.data,
+        )
+        assert alone.lower_samples.size == problem.lower_samples.size
+
+
+def test_answers_are_those_of_a_round_with_absent_clients():
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(5, 4)), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    present = np.array([0, 2, 3])
+    asked = {
+        int(m): {
+            f"y.0.{POINT}": values[m],
+            f"x.0.{DIRECTION}": values[m],
+            f"number.0.{LARGEST}": values[m],
+            f"number.1.{TOTAL}": values[m],
+        }
+        for m in present
+    }
+    found = combine(asked, dict(enumerate(weights)), clients=5)
+    shares = weights[present] / weights.sum()
+    np.testing.assert_allclose(found["y.0"], shares @ values[present] / shares.sum(), rtol=1e-14)
+    np.testing.assert_allclose(found["x.0"], shares @ values[present] * 5 / 3, rtol=1e-14)
+    np.testing.assert_allclose(found["number.0"], values[present].max(axis=0))
+    np.testing.assert_allclose(found["number.1"], values[present].sum(axis=0))
+
+
+def test_clients_that_ask_for_different_things_are_told():
+    asked = {0: {f"y.0.{POINT}": np.ones(2)}, 1: {f"y.1.{POINT}": np.ones(2)}}
+    with pytest.raises(ValueError, match="the same solver and the same versions"):
+        combine(asked, {0: 1.0, 1: 1.0}, clients=2)

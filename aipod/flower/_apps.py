@@ -141,6 +141,7 @@ def _state_folder(context: Context) -> Path:
 
 
 def _keep_programs(folder: Path) -> None:
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    # One that was chosen elsewhere, as by JAX_COMPILATION_CACHE_DIR, is kept.
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

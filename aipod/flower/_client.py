@@ -115,6 +115,16 @@ class Session:
         arrays: dict[str, np.ndarray] = {}
         asked, last = None, int(words["last"])
         pausing = False
+
+        def report() -> None:
+            step = int(state.step)
+            if step % int(words["every"]) == 0 or step == last:
+                model = model_leaves(state)
+                arrays.update({f"model@{step}:{name}": leaf for name, leaf in model.items()})
+
+        if 0 <= int(words["step"]) < int(state.step):
+            # These answers are known: the server that said so has ended before it took note.
+            report()
         while int(state.step) < last:
             pausing = bool(words.get("pause")) and not any(t.words.any() for t in answers.values())
             if pausing:
@@ -123,10 +133,7 @@ class Session:
             if not complete(used, answers):
                 break
             state, answers, asked = new, self._worker.no_answers(), None
-            step = int(state.step)
-            if step % int(words["every"]) == 0 or step == last:
-                model = model_leaves(state)
-                arrays |= {f"model@{step}:{name}": leaf for name, leaf in model.items()}
+            report()
         self._save(store, state, answers, int(words["turn"]))
         if pausing:
             arrays |= {f"shared:{name}": leaf for name, leaf in shared_leaves(state).items()}
