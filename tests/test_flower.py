@@ -1,5 +1,7 @@
 """A federation on Flower is the simulation, message for message."""
 
+import dataclasses
+import io
 import json
 import shutil
 
@@ -8,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 pytest.importorskip("flwr")
 
@@ -19,9 +22,11 @@ from aipod._random import subkeys
 from aipod.experiments import load
 from aipod.flower import _coordinator
 from aipod.flower._combine import combine
-from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL
+from aipod.flower._local import Worker, initial_state
+from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL, Table, empty_tables
 from aipod.flower._parcel import Parcel, from_bytes, to_bytes
 from aipod.flower._post import LARGE, from_records, to_records
+from aipod.flower._privacy import Guard
 from aipod.sampling import ClientMinibatches
 from aipod.sets import Consensus
 from aipod.sets._consensus import _SomeClients
@@ -32,7 +37,17 @@ CLIENTS, SEED = 3, 7
 NODES = [100 + index for index in range(CLIENTS)]
 
 
-def serve(task, solver, folder, config, *, before=lambda node, message: None, record=None, run=1):
+def serve(
+    task,
+    solver,
+    folder,
+    config,
+    *,
+    before=lambda node, message: None,
+    record=None,
+    run=1,
+    privacy=None,
+):
     """Runs both apps on one grid; the grid, and the checkpoint's columns and words."""
 
     def load_client(context):
@@ -48,7 +63,8 @@ def serve(task, solver, folder, config, *, before=lambda node, message: None, re
         )
         for index, node in enumerate(NODES)
     }
-    grid = InProcessGrid(flower.make_client_app(load_client, solver, cache=False), contexts, before)
+    app = flower.make_client_app(load_client, solver, privacy=lambda _: privacy, cache=False)
+    grid = InProcessGrid(app, contexts, before)
     config = {"seed": SEED, "checkpoint-dir": str(folder / "checkpoints"), "wait": 5} | config
     server = flower.make_server_app(solver, start)
     error = None
@@ -249,7 +265,7 @@ def test_a_client_that_lost_its_state_makes_all_corrections_begin_anew(ridge, tm
                 for folder in (tmp_path / "states").glob("*/client-0"):
                     shutil.rmtree(folder)
 
-    _, columns, words, error = serve(
+    _, columns, _, error = serve(
         ridge, E3, tmp_path, {"outer-steps": 8, "min-nodes": 2}, before=before, record=both
     )
     assert error is None
@@ -316,11 +332,8 @@ def test_a_client_draws_what_the_simulation_draws_for_it():
     for index in range(4):
         alone = flower.client_of(problem, zeros, zeros, index).problem()
         own = alone.lower_samples(key)
-        jax.tree.map(
-            lambda mine, all_: np.testing.assert_array_equal(mine[0], all_[index]),
-            own.data,
-            drawn.data,
-        )
+        for mine, all_of_them in zip(own.data, drawn.data, strict=True):
+            np.testing.assert_array_equal(mine[0], all_of_them[index])
         assert alone.lower_samples.size == problem.lower_samples.size
 
 
@@ -349,3 +362,177 @@ def test_clients_that_ask_for_different_things_are_told():
     asked = {0: {f"y.0.{POINT}": np.ones(2)}, 1: {f"y.1.{POINT}": np.ones(2)}}
     with pytest.raises(ValueError, match="the same solver and the same versions"):
         combine(asked, {0: 1.0, 1: 1.0}, clients=2)
+
+
+def test_parcels_come_through_flower_unchanged():
+    arrays = {
+        "answer:y.0": np.arange(5, dtype=np.float32),
+        "shared:3": np.array(7, np.int32),
+        "model@2:x0": np.arange(6.0).reshape(2, 1, 3),
+        "empty:0": np.zeros((0, 3)),
+    }
+    large = {"answer:x.0": np.arange(LARGE // 8 + 1, dtype=np.float64)}
+    for content in ({}, arrays, large):
+        parcel = Parcel({"run": "a", "turn": 3, "pause": True}, content)
+        records = to_records(parcel)
+        assert bool(records.array_records) == (content is large)
+        found = from_records(records)
+        assert found.words == parcel.words
+        assert list(found.arrays) == list(content)
+        for name, value in content.items():
+            assert found.arrays[name].dtype == value.dtype
+            np.testing.assert_array_equal(found.arrays[name], value)
+
+
+class Trap:
+    """Would run code if anybody unpickled it."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_nothing_is_unpickled_and_nonsense_is_refused():
+    trap = np.array([Trap()], dtype=object)
+    file = io.BytesIO()
+    np.save(file, trap, allow_pickle=True)
+    array = Array("object", (1,), "numpy.ndarray", file.getvalue())
+    record = RecordDict({"a": ArrayRecord({"b": array}), "w": ConfigRecord({"a": ["x object 1"]})})
+    with pytest.raises(ValueError, match="allow_pickle"):
+        from_records(record)
+    with pytest.raises(ValueError, match="none of aipod's"):
+        from_records(RecordDict({}))
+    lines, buffer = to_bytes({"x": np.arange(4.0)})
+    for wrong in (["x object 4"], ["x float64 5"], ["x float64 3"], ["x float64 -4"]):
+        with pytest.raises(ValueError, match="a message"):
+            from_bytes(wrong, buffer)
+    assert lines == ["x float64 4"]
+
+
+def test_a_client_with_another_solver_is_refused(ridge, tmp_path, eager):
+    def load_client(context):
+        return flower.client_of(*ridge, index=int(context.node_config["partition-id"]))
+
+    other = aipod.E3AiPOD(upper_lr=0.05, lower_lr=0.2, adjoint_lr=0.1, damping=0.0)
+    apps = [flower.make_client_app(load_client, s, cache=False) for s in (E3, other)]
+    config = {"state-dir": str(tmp_path)}
+    contexts = {
+        node: context(node, node_config=config | {"partition-id": index})
+        for index, node in enumerate(NODES)
+    }
+    grid = InProcessGrid(
+        lambda message, context: apps[context.node_id == NODES[1]](message, context), contexts
+    )
+    server = flower.make_server_app(E3, lambda context: flower.Start(jnp.zeros(3), jnp.zeros(3)))
+    with pytest.raises(RuntimeError, match=r"only 2 of at least 3 .*has other arguments"):
+        server(grid, context(0, run_config={"outer-steps": 1, "wait": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "lacks outer-steps"),
+        ({"outer-steps": 1.5}, "outer-steps must be a whole number"),
+        ({"outer-steps": 0}, "steps must be at least 1"),
+        ({"outer-steps": 1, "round-timeout": 0}, "round_timeout must be positive"),
+        ({"outer-steps": 1, "min-nodes": -1}, "min_nodes must be at least 1"),
+        ({"outer-steps": 1, "resume-from": "nowhere"}, "neither a run nor checkpoints"),
+        ({"outer-steps": 1, "run-dir": "runs/x"}, "needs Start"),
+    ],
+)
+def test_bad_settings_are_told_before_anything_is_sent(config, message):
+    server = flower.make_server_app(E3, lambda context: flower.Start(jnp.zeros(3), jnp.zeros(3)))
+    with pytest.raises(ValueError, match=message):
+        server(InProcessGrid(None, {}), context(0, run_config=config))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": 3}, "below clients, which is 3"),
+        ({"index": 0.5}, "index must be a whole number"),
+        ({"weight": 0.0}, "weight must be positive"),
+    ],
+)
+def test_bad_clients_are_told(ridge, change, message):
+    client = flower.client_of(*ridge, index=0)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(client, **change)
+
+
+def test_compression_and_solvers_that_average_elsewhere_are_refused(ridge):
+    start = [leaf[0] for leaf in ridge[1:]]
+    with pytest.raises(ValueError, match="compression is not sent over Flower"):
+        initial_state(aipod.E3AiPOD(compression="float16"), *start)
+    solver = aipod.Alternating(
+        aipod.ProxSkip(0.1), aipod.ConjugateGradient(), aipod.EveryStep(lr=0.1)
+    )
+    state = initial_state(solver, *start)
+    worker = Worker(solver, flower.client_of(*ridge, index=0).problem(), state)
+    with pytest.raises(ValueError, match="averages outside of its rounds"):
+        worker.attempt(state, jax.random.key(0), worker.no_answers())
+
+
+def test_the_accountant_agrees_with_the_closed_form():
+    """One Gaussian release has delta(epsilon) in closed form (Balle and Wang 2018, theorem 8)."""
+    privacy = flower.Privacy(clip=0.5, noise=10.0)
+    epsilon = privacy.epsilon(1, delta=1e-5)
+    ratio = 2 * np.sqrt(3) / 10.0
+    normal = scipy.stats.norm.cdf
+    delta = normal(ratio / 2 - epsilon / ratio) - np.exp(epsilon) * normal(
+        -ratio / 2 - epsilon / ratio
+    )
+    # Renyi accounting is an upper bound, and not a loose one.
+    assert 1e-7 < delta <= 1e-5
+    # k releases are one with noise less by sqrt(k).
+    assert np.isclose(
+        privacy.epsilon(16), flower.Privacy(clip=0.5, noise=2.5).epsilon(1), rtol=1e-6
+    )
+
+
+def test_noise_hides_a_client_and_leaves_the_corrections_at_zero(ridge, tmp_path):
+    privacy = flower.Privacy(clip=0.05, noise=0.3)
+    _, columns, _, error = serve(
+        ridge, E3, tmp_path, {"outer-steps": 6}, record=both, privacy=privacy
+    )
+    assert error is None
+    plain = serve(ridge, E3, tmp_path / "plain", {"outer-steps": 6}, record=both)[1]
+    gap = np.abs(columns["history:y"][-1] - plain["history:y"][-1]).max()
+    assert 1e-3 < gap < 1.0
+    weights = np.array([1.0, 2.0, 3.0]) / 6
+    for part in corrections(tmp_path):
+        assert np.abs(part).max() > 1e-2
+        np.testing.assert_allclose(np.tensordot(weights, part, 1), 0, atol=1e-12)
+    secrets = {path.read_bytes() for path in (tmp_path / "states").glob("*/*/secret")}
+    assert len(secrets) == CLIENTS
+
+
+def test_what_leaves_a_client_is_clipped_noisy_and_the_same_when_asked_again(ridge, tmp_path):
+    state = initial_state(E3, *(leaf[0] for leaf in ridge[1:]))
+    tables = empty_tables(state.x[0], state.y[0], (1, 2, 1))
+    far = {
+        "x": Table(np.full((1, 3), 9.0), tables["x"].words),
+        "y": Table(np.full((2, 3), 9.0), tables["y"].words),
+    }
+    guard = Guard(flower.Privacy(clip=0.5, noise=1e-6), E3, tmp_path)
+    for name, start in (("x", 0.0), ("y", -0.2)):
+        moved = guard.protected(state, tables | far)[name].values[0] - start
+        assert np.isclose(np.linalg.norm(moved), 0.5, atol=1e-5)
+    loud = [Guard(flower.Privacy(0.5, 2.0), E3, place) for place in (tmp_path, tmp_path / "other")]
+    first, again, other = (
+        guard.protected(state, tables | far)["y"].values for guard in (loud[0], loud[0], loud[1])
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        (aipod.E3AiPOD(damping=0.0), "numbers for lower_lr"),
+        (aipod.E3AiPOD(lower_lr=0.1, adjoint_lr=0.1), "damping"),
+        (aipod.EAiPOD(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1), "E3AiPOD alone"),
+    ],
+)
+def test_privacy_that_would_not_cover_everything_is_refused(solver, message):
+    with pytest.raises(ValueError, match=message):
+        flower.Privacy(clip=1.0, noise=1.0).check(solver)

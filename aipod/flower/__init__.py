@@ -6,6 +6,7 @@ server combines what the clients ask. `docs/flower.md` says how to operate a fed
 
 from aipod.flower._local import Client as Client
 from aipod.flower._local import client_of as client_of
+from aipod.flower._privacy import Privacy as Privacy
 from aipod.flower._server import Start as Start
 
 try:

@@ -17,6 +17,7 @@ from aipod.flower._coordinator import Terms
 from aipod.flower._local import Client
 from aipod.flower._parcel import Parcel
 from aipod.flower._post import EXCHANGE, HELLO, GridPost, from_records, to_records
+from aipod.flower._privacy import Privacy
 from aipod.flower._server import Places, Start, lead
 
 Solver = Alternating | Callable[[Context], Alternating]
@@ -25,7 +26,11 @@ _log = logging.getLogger("flwr")
 
 
 def make_client_app(
-    load_client: Callable[[Context], Client], solver: Solver, *, cache: bool = True
+    load_client: Callable[[Context], Client],
+    solver: Solver,
+    *,
+    privacy: Callable[[Context], Privacy | None] = lambda context: None,
+    cache: bool = True,
 ) -> ClientApp:
     """The ClientApp of a federation: its local computations are those of the simulation.
 
@@ -36,6 +41,7 @@ def make_client_app(
 
     - `load_client`: context -> `Client`, the losses and the data of this node.
     - `solver`: a solver, or context -> solver; the server's own.
+    - `privacy`: context -> `Privacy`, or None for none.
     - `cache`: keep compiled programs on disk, since Flower starts a process for every message.
 
     !!! example
@@ -53,7 +59,9 @@ def make_client_app(
                 folder = _state_folder(context)
                 if cache:
                     _keep_programs(folder / "programs")
-                sessions[place] = Session(load_client(context), _made(solver, context), folder)
+                sessions[place] = Session(
+                    load_client(context), _made(solver, context), folder, privacy(context)
+                )
             answer = sessions[place].handle(from_records(message.content))
         except (ValueError, OSError) as error:
             # In one line for the server's log; a traceback of the client's stays on the client.

@@ -16,6 +16,7 @@ from aipod.flower._local import Client, Worker, complete, initial_state, without
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_shared
+from aipod.flower._privacy import Guard, Privacy
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -33,8 +34,14 @@ class Session:
     after any message, and a crash loses the reply at most.
     """
 
-    def __init__(self, client: Client, solver: Alternating, folder: Path) -> None:
+    def __init__(
+        self, client: Client, solver: Alternating, folder: Path, privacy: Privacy | None = None
+    ) -> None:
         self.client, self.solver, self.folder = client, solver, folder
+        self._privacy = privacy
+        self._guard: Guard | None = None
+        if privacy is not None:
+            privacy.check(solver)
         self._start = initial_state(solver, client.x, client.y)
         problem = client.problem()
         problem.check(self._start.x, self._start.y)
@@ -51,6 +58,9 @@ class Session:
         )
         if "turn" not in request.words:
             return self._hello(store)
+        if self._privacy is not None:
+            place = self.folder / run / f"client-{self.client.index}"
+            self._guard = Guard(self._privacy, self.solver, place)
         return self._exchange(store, request)
 
     def _hello(self, store: Checkpoints) -> Parcel:
@@ -95,8 +105,11 @@ class Session:
             answers = _merged(answers, request.group("answer"))
             if words.get("leave"):
                 # The rounds since then went on without this client: its corrections stay.
-                state, *_ = self._worker.attempt(state, key, without_the_rest(answers))
-                answers = self._worker.no_answers()
+                heard = any(table.words.any() for table in answers.values())
+                new, asked, *_ = self._worker.attempt(state, key, without_the_rest(answers))
+                if self._guard is not None and heard:
+                    new = self._guard.settled(state, new, asked)
+                state, answers = new, self._worker.no_answers()
         if shared:
             state, answers = with_shared(state, shared), self._worker.no_answers()
         if words.get("reset"):
@@ -132,13 +145,18 @@ class Session:
             new, asked, used, answers = self._worker.attempt(state, key, answers)
             if not complete(used, answers):
                 break
+            if self._guard is not None:
+                new = self._guard.settled(state, new, asked)
             state, answers, asked = new, self._worker.no_answers(), None
             report()
         self._save(store, state, answers, int(words["turn"]))
         if pausing:
             arrays |= {f"shared:{name}": leaf for name, leaf in shared_leaves(state).items()}
         if asked is not None:
-            arrays |= _questions(ready(asked, used, answers))
+            open_questions = ready(asked, used, answers)
+            if self._guard is not None:
+                open_questions = self._guard.protected(state, open_questions)
+            arrays |= _questions(open_questions)
         return Parcel({"step": int(state.step)}, arrays)
 
 

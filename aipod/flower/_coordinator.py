@@ -273,6 +273,7 @@ class Coordinator:
 
     def _gather(self) -> None:
         """Waits until all clients are there, or for a while and then for as many as are needed."""
+        self._look()
         deadline = time.monotonic() + self.terms.wait
         while True:
             self._look()

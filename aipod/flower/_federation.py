@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -18,6 +19,8 @@ from pathlib import Path
 from aipod.flower._keys import make_certificates, make_node_key
 
 _RECORD = "federation.json"
+# Set for every process of a federation, and inherited by whatever Flower starts from there.
+_MARK = "AIPOD_FEDERATION"
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 15.0
 CONNECTION = "aipod-local"
@@ -47,6 +50,7 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self._children: list[subprocess.Popen[bytes]] = []
 
     @property
     def home(self) -> Path:
@@ -64,7 +68,7 @@ class Federation:
         """Starts it, and returns when it is ready for `flwr run`."""
         if nodes < 1:
             raise ValueError(f"nodes must be at least 1, got {nodes}.")
-        if any(process.alive for process in self.processes()):
+        if any(map(self._pids, self.processes())):
             raise ValueError(
                 f"a federation is running from {self.folder}: end it with `aipod federation down`, "
                 "or choose another folder with --dir."
@@ -72,7 +76,7 @@ class Federation:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _RECORD).unlink(missing_ok=True)
         port = _free_port()
-        self._note(port=port, tls=tls, nodes=nodes, processes=[])
+        self._note(port=port, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[])
         try:
             if tls:
                 make_certificates(self.folder / "certificates")
@@ -89,20 +93,34 @@ class Federation:
             raise
 
     def down(self) -> list[str]:
-        """Ends exactly the processes that `up` started and that still run; their names."""
-        alive = [process for process in self.processes() if process.alive]
+        """Ends exactly the processes that `up` started, with what they started; their names."""
+        names = [process.name for process in self.processes() if self._pids(process)]
         for kind in (signal.SIGTERM, signal.SIGKILL):
-            for process in alive:
-                if process.alive:
-                    _signal(process.pid, kind)
+            for process in self.processes():
+                self.send(process.name, kind)
             deadline = time.monotonic() + _SECONDS_TO_END
-            while any(process.alive for process in alive) and time.monotonic() < deadline:
+            while any(map(self._pids, self.processes())) and time.monotonic() < deadline:
                 time.sleep(0.1)
-        # What a process left behind of its own group, such as apps that were running.
-        for process in alive:
-            _signal(process.pid, signal.SIGKILL)
+        for child in self._children:
+            child.wait()
         (self.folder / _RECORD).unlink(missing_ok=True)
-        return [process.name for process in alive]
+        return names
+
+    def send(self, name: str, kind: signal.Signals) -> None:
+        """A signal to one of the processes and to all that it has started."""
+        for process in self.processes():
+            for pid in self._pids(process) if process.name == name else ():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, kind)
+
+    def _pids(self, process: Process) -> list[int]:
+        """The process itself, if it is still the one that was started, and those it started.
+
+        Flower puts some of its processes into sessions of their own: they are known by the mark
+        in their environment, which they inherit.
+        """
+        mark = f"{_MARK}={self._noted()['mark']}/{process.name}".encode()
+        return sorted({*([process.pid] if process.alive else []), *_marked(mark)})
 
     def processes(self) -> list[Process]:
         return [Process(**one) for one in self._noted().get("processes", [])]
@@ -168,11 +186,12 @@ class Federation:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self.environment,
+                env=self.environment | {_MARK: f"{self._noted()['mark']}/{name}"},
                 cwd=self.folder,
-                # A group of its own: `down` then reaches the apps that it starts as well.
+                # Ctrl-C in the shell that started it is not meant for it.
                 start_new_session=True,
             )
+        self._children.append(child)
         process = Process(name, child.pid, _began(child.pid) or "")
         noted = self._noted()
         others = [one for one in noted["processes"] if one["name"] != name]
@@ -249,7 +268,12 @@ def _began(pid: int) -> str | None:
         return None
 
 
-def _signal(pid: int, kind: signal.Signals) -> None:
-    """To the process and to all of its group, which is its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, kind)
+def _marked(mark: bytes) -> list[int]:
+    """The processes, of those that may be looked at, with this word in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            pid = int(path.parent.name)
+            if mark in path.read_bytes().split(b"\0") and _began(pid) is not None:
+                found.append(pid)
+    return found

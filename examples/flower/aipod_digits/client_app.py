@@ -15,4 +15,10 @@ def load_client(context: Context) -> flower.Client:
     return flower.client_of(whole.problem, whole.x0, whole.y0, index=int(node["partition-id"]))
 
 
-app = flower.make_client_app(load_client, solver)
+def privacy(context: Context) -> flower.Privacy | None:
+    """Off unless the run asks for it."""
+    clip, noise = (float(context.run_config[name]) for name in ("clip", "noise"))
+    return flower.Privacy(clip, noise) if clip or noise else None
+
+
+app = flower.make_client_app(load_client, solver, privacy=privacy)
