@@ -86,6 +86,23 @@ def wait_for_word(word, log):
         time.sleep(0.5)
 
 
+def revive(federation, index):
+    """Starts a node again; until the SuperLink has noticed that it died, it is turned away."""
+    log = federation.folder / f"node-{index}.log"
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        before = log.read_text().count("SuperNode ID:")
+        process = federation.start_node(index)
+        while process.alive and log.read_text().count("SuperNode ID:") == before:
+            time.sleep(0.5)
+        if process.alive:
+            print(f"node {index} is back")
+            return
+        federation.send(f"node-{index}", signal.SIGKILL)
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(5)
+
+
 def simulated(folder):
     """The same run in one process, in single precision as the nodes have it."""
     command = [
@@ -124,8 +141,7 @@ def test_kills_and_restarts_leave_the_simulation_s_trajectory(federation, tmp_pa
     submit(federation, **{"run-dir": f'"{run}"'})
     wait_for(1, run)
     federation.send("node-1", signal.SIGKILL)
-    time.sleep(3)
-    federation.start_node(1)
+    revive(federation, 1)
     wait_for(2, run)
 
     # The SuperLink dies with the server; a new run goes on from the server's checkpoint.
