@@ -87,7 +87,9 @@ def corrections(folder):
     for index in range(CLIENTS):
         newest = max((folder / "states").glob(f"*/client-{index}/*.npz"))
         with np.load(newest, allow_pickle=False) as archive:
-            found.append([archive[f"state:{leaf:05d}"] for leaf in (2, 4)])
+            # After x and y: the lower level's, then for E3-AiPOD u and the adjoint's.
+            names = [f"state:{leaf:05d}" for leaf in (2, 4)]
+            found.append([archive[name] for name in names])
     return [np.stack(part) for part in zip(*found, strict=True)]
 
 
@@ -536,3 +538,35 @@ def test_what_leaves_a_client_is_clipped_noisy_and_the_same_when_asked_again(rid
 def test_privacy_that_would_not_cover_everything_is_refused(solver, message):
     with pytest.raises(ValueError, match=message):
         flower.Privacy(clip=1.0, noise=1.0).check(solver)
+
+
+def test_a_client_that_fails_within_a_step_of_many_rounds_comes_back_at_the_next(
+    ridge, tmp_path, eager
+):
+    """It is told which of the step's averages it was counted in: else corrections would be off."""
+    solver = aipod.EAiPOD(
+        upper_lr=0.05, lower_lr=0.1, adjoint_lr=0.1, lower_steps=4, lower_prob=0.7, adjoint_steps=2
+    )
+    calls, flags = [], []
+
+    def before(node, message):
+        if message.metadata.message_type == "train.exchange" and node == NODES[1]:
+            words = from_records(message.content).words
+            calls.append(words["step"])
+            flags.append(bool(words.get("leave")))
+            # In the third outer step, after it was counted in one average of it.
+            if calls.count(2) == 2 and not any(flags):
+                raise RuntimeError("killed")
+
+    _, columns, words, error = serve(
+        ridge, solver, tmp_path, {"outer-steps": 6, "min-nodes": 2}, before=before, record=both
+    )
+    assert error is None
+    assert flags.count(True) == 1
+    assert columns["history:step"].tolist() == list(range(1, 7))
+    assert words["progress"]["owed"] == []
+    weights = np.array([1.0, 2.0, 3.0]) / 6
+    part = corrections(tmp_path)[0]
+    assert np.abs(part).max() > 1e-2
+    np.testing.assert_allclose(np.tensordot(weights, part, 1), 0, atol=1e-12)
+    assert np.isfinite(columns["history:x"]).all()

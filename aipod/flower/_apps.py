@@ -13,11 +13,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from aipod.alternating import Alternating
 from aipod.flower._client import Session
-from aipod.flower._coordinator import Terms
 from aipod.flower._local import Client
 from aipod.flower._parcel import Parcel
 from aipod.flower._post import EXCHANGE, HELLO, GridPost, from_records, to_records
 from aipod.flower._privacy import Privacy
+from aipod.flower._progress import Terms
 from aipod.flower._server import Places, Start, lead
 
 Solver = Alternating | Callable[[Context], Alternating]

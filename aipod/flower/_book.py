@@ -15,8 +15,8 @@ from jaxtyping import PyTree
 from aipod.alternating import State
 from aipod.checkpoint import Checkpoints
 from aipod.cost import Counts
-from aipod.flower._coordinator import Owed, Progress
 from aipod.flower._parts import with_model
+from aipod.flower._progress import Owed, Progress
 from aipod.problem import Bilevel
 from aipod.solution import History, Ledger, Price, Result, Solution, scalar_columns
 

@@ -16,16 +16,10 @@ from aipod.experiments.execute import Prepared, write_results
 from aipod.experiments.run_folder import RunFolder
 from aipod.flower._book import Book, Record
 from aipod.flower._client import solver_digest
-from aipod.flower._coordinator import (
-    Coordinator,
-    DivergedError,
-    NotEnoughClientsError,
-    Post,
-    Progress,
-    Terms,
-)
+from aipod.flower._coordinator import Coordinator
 from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
+from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
 from aipod.solution import Result, Solution
 
 
