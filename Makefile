@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test docs format clean
+.PHONY: help run test docs deployment format clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run-installed  ## install into .venv, repeat the paper's Figure 1 and write a report about it
 	@echo "Repeating the paper's Figure 1: 6 settings with 5 seeds each, less than a minute."
@@ -30,6 +30,9 @@ docs: $(VENV)/.test-installed  ## build the documentation; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html; it needs no server."
 
+deployment: $(VENV)/.test-installed  ## start a real federation on Flower and kill parts of it: some minutes
+	$(BIN)/python -m pytest -n 0 -m deployment -s tests/test_flower_deployment.py
+
 format: $(VENV)/.test-installed  ## sort imports, apply safe lint fixes and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -45,8 +48,8 @@ $(VENV)/.run-installed: $(VENV)/.created pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test-installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing aipod[dev,docs,experiments,tensorboard] into $(VENV); the first time takes a minute or two."
-	@$(PIP) install -c constraints.txt -e '.[dev,docs,experiments,tensorboard]'
+	@echo "Installing aipod[dev,docs,experiments,flower,tensorboard] into $(VENV); the first time takes a minute or two."
+	@$(PIP) install -c constraints.txt -e '.[dev,docs,experiments,flower,tensorboard]'
 	@touch $@
 
 # A stamp rather than .venv/bin/python: an interrupted creation leaves the latter without pip.

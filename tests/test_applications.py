@@ -1,5 +1,7 @@
 """What holds for every application: where it starts, what it draws, and what a run keeps of it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from PIL import Image
 
 import aipod
 from aipod.experiments import cleaning, portfolio, tolls, transport
+from aipod.experiments.base import Picture
 from aipod.experiments.config import resolve
 from aipod.experiments.execute import execute, prepare
 from aipod.experiments.run_folder import RunFolder
@@ -55,13 +58,19 @@ def test_every_picture_is_drawn(tasks, tmp_path):
 
 def test_a_run_keeps_its_picture_and_the_report_shows_it(tmp_path):
     config = resolve({"experiment": "cleaning", "training": 60, "validation": 40, "steps": 2})
-    run = prepare(config)
+    ready = prepare(config)
+    drawn = []
+    picture = Picture(lambda figure, x, y: drawn.append((x, y)), "What there is to see.", (2, 1))
     folder = RunFolder(tmp_path / "run")
     folder.create(config.toml())
-    summary = execute(run, folder)
-    assert summary["picture"] == run.task.picture.caption
+    task = dataclasses.replace(ready.task, picture=picture)
+    summary = execute(dataclasses.replace(ready, task=task), folder)
+    ((x, y),) = drawn  # where the run ended
+    assert np.any(x != 0)
+    assert np.any(y != 0)
+    assert summary["picture"] == picture.caption
     assert (folder.figures / "picture.png").read_bytes().startswith(b"\x89PNG")
     write_report(collect([folder.path]), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert '<img src="data:image/png;base64,' in text
-    assert "Left: the weights of the training examples" in text
+    assert "<figcaption>What there is to see.</figcaption>" in text

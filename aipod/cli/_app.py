@@ -263,6 +263,38 @@ def check_(
     raise typer.Exit(_check.check(target, options, seed=seed, x64=x64, as_json=as_json))
 
 
+_federation_app = typer.Typer(
+    help="A federation on Flower, all of it on this machine, for trying out.",
+    epilog="Examples:\n\naipod federation up --nodes 3 --tls\n\naipod federation down",
+)
+app.add_typer(_federation_app, name="federation")
+_Dir = Annotated[
+    Path, typer.Option("--dir", help="The folder with its logs, keys and client states.")
+]
+
+
+@_federation_app.command("up")
+def federation_up(
+    nodes: Annotated[int, typer.Option(help="How many SuperNodes, one for each client.")] = 3,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt, and let in registered keys alone.")
+    ] = False,
+    folder: _Dir = Path("federation"),
+) -> None:
+    """Start one SuperLink and some SuperNodes, and say how to run an app on them."""
+    from aipod.cli import _federation
+
+    _federation.up(folder, nodes=nodes, tls=tls)
+
+
+@_federation_app.command("down")
+def federation_down(folder: _Dir = Path("federation")) -> None:
+    """End exactly the processes that `up` started."""
+    from aipod.cli import _federation
+
+    _federation.down(folder)
+
+
 def run(arguments: list[str]) -> int:
     """Runs the verb; errors come out as exceptions."""
     code = typer.main.get_command(app).main(arguments, prog_name="aipod", standalone_mode=False)

@@ -84,7 +84,14 @@ def execute(
     finally:
         if events is not None:
             events.close()
-    columns = _columns(solution, task)
+    return write_results(run, folder, solution, began)
+
+
+def write_results(
+    run: Prepared, folder: RunFolder, solution: Solution, began: str
+) -> dict[str, Any]:
+    """Writes the metrics and the summary of a run into its folder, and returns the summary."""
+    columns = _columns(solution, run.task)
     if columns:
         folder.write_metrics(columns)
     summary = _summary(run, solution, columns) | {"began": began, "environment": environment()}

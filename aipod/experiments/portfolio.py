@@ -196,7 +196,12 @@ def panels(options: Options) -> tuple[Panel, ...]:
     return (Panel("How often the weights are projected", probabilities),)
 
 
-_SHARED: dict[str, Any] = {"upper_optimizer": "adam(0.02)", "lower_steps": 20, "adjoint_steps": 60}
+_SHARED: dict[str, Any] = {
+    "upper_optimizer": "adam(0.02)",
+    "lower_lr": "curvature(0.2)",
+    "lower_steps": 20,
+    "adjoint_steps": 60,
+}
 
 EXPERIMENT = Experiment(
     name="portfolio",

@@ -44,7 +44,7 @@ class Options:
     reluctance: float = option(0.05, "how much the city dislikes high tolls and subsidies")
     variation: float = option(0.1, "standard deviation of a day's demand, as a share of the mean")
     days: int = option(250, "days that are known")
-    batch_size: int = option(16, "days in a minibatch")
+    batch_size: int = option(64, "days in a minibatch")
     problem_seed: int = option(0, "seed of the days")
 
     def __post_init__(self) -> None:
@@ -175,11 +175,12 @@ def panels(options: Options) -> tuple[Panel, ...]:
     return (Panel("How often flows are projected", probabilities),)
 
 
+# A shorter series is biased: with 100 terms the tolls bring three quarters of the gain only.
 _SHARED: dict[str, Any] = {
-    "upper_optimizer": "adam(0.05)",
+    "upper_optimizer": "adam(0.1)",
     "lower_lr": "curvature(0.5)",
-    "lower_steps": 20,
-    "adjoint_steps": 100,
+    "lower_steps": 40,
+    "adjoint_steps": 1000,
 }
 
 EXPERIMENT = Experiment(
@@ -197,6 +198,6 @@ EXPERIMENT = Experiment(
     axes=("lower_projections", "step"),
     # Skipped projections begin without a correction and overshoot: E-AiPOD needs shorter steps.
     arguments={"aipod": _SHARED, "e-aipod": _SHARED | {"lower_prob": 0.5}},
-    steps=400,
-    every=20,
+    steps=200,
+    every=10,
 )

@@ -1,0 +1,155 @@
+"""Flower's two apps."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from aipod.alternating import Alternating
+from aipod.flower._client import Session
+from aipod.flower._local import Client
+from aipod.flower._parcel import Parcel
+from aipod.flower._post import EXCHANGE, HELLO, GridPost, from_records, to_records
+from aipod.flower._privacy import Privacy
+from aipod.flower._progress import Terms
+from aipod.flower._server import Places, Start, lead
+
+Solver = Alternating | Callable[[Context], Alternating]
+
+_log = logging.getLogger("flwr")
+
+
+def make_client_app(
+    load_client: Callable[[Context], Client],
+    solver: Solver,
+    *,
+    privacy: Callable[[Context], Privacy | None] = lambda context: None,
+    cache: bool = True,
+) -> ClientApp:
+    """The ClientApp of a federation: its local computations are those of the simulation.
+
+    Node configuration: `state-dir`, a folder for what must survive a restart of the node, by
+    default `$AIPOD_STATE`, else `.aipod/flower` in the home folder.
+
+    **Arguments:**
+
+    - `load_client`: context -> `Client`, the losses and the data of this node.
+    - `solver`: a solver, or context -> solver; the server's own.
+    - `privacy`: context -> `Privacy`, or None for none.
+    - `cache`: keep compiled programs on disk, since Flower starts a process for every message.
+
+    !!! example
+        ```python
+        app = aipod.flower.make_client_app(load_client, aipod.E3AiPOD())
+        ```
+    """
+    app = ClientApp()
+    sessions: dict[tuple[int, int], Session] = {}
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            place = (context.run_id, context.node_id)
+            if place not in sessions:
+                folder = _state_folder(context)
+                if cache:
+                    _keep_programs(folder / "programs")
+                sessions[place] = Session(
+                    load_client(context), _made(solver, context), folder, privacy(context)
+                )
+            answer = sessions[place].handle(from_records(message.content))
+        except (ValueError, OSError) as error:
+            # In one line for the server's log; a traceback of the client's stays on the client.
+            _log.error("aipod: %s", error)
+            answer = Parcel({"error": " ".join(str(error).split())})
+        return Message(to_records(answer), reply_to=message)
+
+    app.train(EXCHANGE)(reply)
+    app.query(HELLO)(reply)
+    return app
+
+
+def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> ServerApp:
+    """The ServerApp of a federation, which leads the run and never sees data.
+
+    Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
+    `wait` (seconds), `run-dir`, `checkpoint-dir`, `resume-from`; see docs/flower.md.
+
+    **Arguments:**
+
+    - `solver`: a solver, or context -> solver.
+    - `load_start`: context -> `Start`, the starting point and what to measure.
+
+    !!! example
+        ```python
+        app = aipod.flower.make_server_app(aipod.E3AiPOD(), lambda context: Start(x0, y0))
+        ```
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        terms, places = settings(context.run_config)
+        post = GridPost(grid)
+        solution = lead(
+            post,
+            _made(solver, context),
+            load_start(context),
+            terms,
+            places,
+            traffic=lambda: (post.up, post.down, post.aside),
+            log=lambda line: _log.info("aipod: %s", line),
+        )
+        if solution.result.name != "completed":
+            raise RuntimeError(solution.message)
+
+    return app
+
+
+def settings(config: Any) -> tuple[Terms, Places]:
+    """What the run configuration says of a run; `ValueError` when it makes no sense."""
+    if "outer-steps" not in config:
+        raise ValueError("the run configuration lacks outer-steps, how many outer steps to make.")
+    defaults = Terms(1)
+
+    def number(name: str, default: Any, kind: type) -> Any:
+        value = config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
+            whole = "a whole number" if kind is int else "a number"
+            raise ValueError(f"run configuration: {name} must be {whole}, got {value!r}.")
+        return kind(value)
+
+    terms = Terms(
+        steps=number("outer-steps", None, int),
+        every=number("every", 1, int),
+        seed=number("seed", 0, int),
+        min_nodes=number("min-nodes", 0, int) or None,
+        round_timeout=number("round-timeout", defaults.round_timeout, float),
+        wait=number("wait", defaults.wait, float),
+    )
+    paths = [str(config.get(name, "")) for name in ("run-dir", "checkpoint-dir", "resume-from")]
+    return terms, Places.of(*paths)
+
+
+def _made(solver: Solver, context: Context) -> Alternating:
+    made = solver if isinstance(solver, Alternating) else solver(context)
+    if not isinstance(made, Alternating):
+        raise ValueError(f"solver must be one such as aipod.E3AiPOD(), got {type(made).__name__}.")
+    return made
+
+
+def _state_folder(context: Context) -> Path:
+    given = context.node_config.get("state-dir") or os.environ.get("AIPOD_STATE")
+    return Path(str(given)) if given else Path.home() / ".aipod" / "flower"
+
+
+def _keep_programs(folder: Path) -> None:
+    # One that was chosen elsewhere, as by JAX_COMPILATION_CACHE_DIR, is kept.
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

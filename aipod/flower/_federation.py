@@ -1,0 +1,279 @@
+"""A whole federation on this machine, for trying out: one SuperLink and some SuperNodes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from aipod.flower._keys import make_certificates, make_node_key
+
+_RECORD = "federation.json"
+# Set for every process of a federation, and inherited by whatever Flower starts from there.
+_MARK = "AIPOD_FEDERATION"
+_SECONDS_TO_START = 120.0
+_SECONDS_TO_END = 15.0
+CONNECTION = "aipod-local"
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One process of ours: its id, and when it began, since ids are used again."""
+
+    name: str
+    pid: int
+    began: str
+
+    @property
+    def alive(self) -> bool:
+        return _began(self.pid) == self.began
+
+
+class Federation:
+    """The processes of a federation, and the folder with all that belongs to them.
+
+    - `link.log`, `node-0.log`, ...: what the processes say.
+    - `flwr/`: Flower's own home, with the connection for `flwr run`; set `FLWR_HOME` to it.
+    - `certificates/`, `keys/`: with TLS, made for this machine and for a month.
+    - `states/`: what clients keep; `link.db`: what the SuperLink keeps.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "flwr"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For every command about this federation: nothing is reported to anybody."""
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        # Flower starts programs of its own by their names alone.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        return os.environ | quiet | {"FLWR_HOME": str(self.home), "PATH": path}
+
+    def up(self, nodes: int, *, tls: bool, say: Callable[[str], None] = lambda line: None) -> None:
+        """Starts it, and returns when it is ready for `flwr run`."""
+        if nodes < 1:
+            raise ValueError(f"nodes must be at least 1, got {nodes}.")
+        if any(map(self._pids, self.processes())):
+            raise ValueError(
+                f"a federation is running from {self.folder}: end it with `aipod federation down`, "
+                "or choose another folder with --dir."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _RECORD).unlink(missing_ok=True)
+        port = _free_port()
+        self._note(port=port, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[])
+        try:
+            if tls:
+                make_certificates(self.folder / "certificates")
+            self.start_link()
+            say(f"SuperLink on 127.0.0.1:{port}" + (", TLS" if tls else ", without encryption"))
+            for index in range(nodes):
+                if tls:
+                    _, public = make_node_key(self.folder / "keys", f"node-{index}")
+                    self._flwr("supernode", "register", str(public), CONNECTION)
+                self.start_node(index)
+                say(f"SuperNode {index} of {nodes}" + (", its key registered" if tls else ""))
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> list[str]:
+        """Ends exactly the processes that `up` started, with what they started; their names."""
+        names = [process.name for process in self.processes() if self._pids(process)]
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes():
+                self.send(process.name, kind)
+            deadline = time.monotonic() + _SECONDS_TO_END
+            while any(map(self._pids, self.processes())) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        for child in self._children:
+            child.wait()
+        (self.folder / _RECORD).unlink(missing_ok=True)
+        return names
+
+    def send(self, name: str, kind: signal.Signals) -> None:
+        """A signal to one of the processes and to all that it has started."""
+        for process in self.processes():
+            for pid in self._pids(process) if process.name == name else ():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, kind)
+
+    def _pids(self, process: Process) -> list[int]:
+        """The process itself, if it is still the one that was started, and those it started.
+
+        Flower puts some of its processes into sessions of their own: they are known by the mark
+        in their environment, which they inherit.
+        """
+        mark = f"{_MARK}={self._noted()['mark']}/{process.name}".encode()
+        return sorted({*([process.pid] if process.alive else []), *_marked(mark)})
+
+    def processes(self) -> list[Process]:
+        return [Process(**one) for one in self._noted().get("processes", [])]
+
+    def start_link(self) -> Process:
+        """The SuperLink; also again after it was killed, with the same port and database."""
+        noted = self._noted()
+        port, tls = noted["port"], noted["tls"]
+        certificates = self.folder / "certificates"
+        security = ["--insecure"]
+        if tls:
+            security = [
+                *("--ssl-certfile", str(certificates / "server.crt")),
+                *("--ssl-keyfile", str(certificates / "server.key")),
+                *("--ssl-ca-certfile", str(certificates / "ca.crt")),
+                "--enable-supernode-auth",
+            ]
+        self.home.mkdir(parents=True, exist_ok=True)
+        trust = f'root-certificates = "{certificates / "ca.crt"}"' if tls else "insecure = true"
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{port}"\n{trust}\n',
+            encoding="utf-8",
+        )
+        process = self._start(
+            "link",
+            "flower-superlink",
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--database", str(self.folder / "link.db")),
+            "--disable-runtime-dependency-installation",
+            *security,
+        )
+        self._wait_for_health(process, port, tls)
+        return process
+
+    def start_node(self, index: int, key: Path | None = None) -> Process:
+        """One SuperNode; also again after it was killed. `key` in place of its own."""
+        noted = self._noted()
+        security = ["--insecure"]
+        if noted["tls"]:
+            security = [
+                *("--root-certificates", str(self.folder / "certificates" / "ca.crt")),
+                "--auth-supernode-private-key",
+                str(key or self.folder / "keys" / f"node-{index}"),
+            ]
+        node = (
+            f"partition-id={index} num-partitions={noted['nodes']} "
+            f'state-dir="{self.folder / "states"}"'
+        )
+        return self._start(
+            f"node-{index}",
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{noted['port']}"),
+            *("--port", str(_free_port()), "--node-config", node),
+            *security,
+        )
+
+    def _start(self, name: str, command: str, *arguments: str) -> Process:
+        log = self.folder / f"{name}.log"
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                [_beside_python(command), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment | {_MARK: f"{self._noted()['mark']}/{name}"},
+                cwd=self.folder,
+                # Ctrl-C in the shell that started it is not meant for it.
+                start_new_session=True,
+            )
+        self._children.append(child)
+        process = Process(name, child.pid, _began(child.pid) or "")
+        noted = self._noted()
+        others = [one for one in noted["processes"] if one["name"] != name]
+        self._note(**(noted | {"processes": [*others, dataclasses.asdict(process)]}))
+        return process
+
+    def _wait_for_health(self, process: Process, port: int, tls: bool) -> None:
+        trust = None
+        if tls:
+            trust = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.crt"))
+        url = f"http{'s' if tls else ''}://127.0.0.1:{port}/health"
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while time.monotonic() < deadline and process.alive:
+            try:
+                with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
+                    if reply.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.3)
+        raise ValueError(
+            f"the SuperLink did not become ready: read {self.folder / (process.name + '.log')}."
+        )
+
+    def _flwr(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [_beside_python("flwr"), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = " ".join((done.stdout + done.stderr).split())
+            raise ValueError(f"`flwr {' '.join(arguments[:2])}` failed: {said}")
+        return done.stdout
+
+    def _noted(self) -> dict:
+        try:
+            return json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+
+    def _note(self, **content: object) -> None:
+        path = self.folder / _RECORD
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def _beside_python(command: str) -> str:
+    path = Path(sys.executable).parent / command
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: pip install 'aipod[flower]'.")
+    return str(path)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in the system's own words; None when there is none."""
+    try:
+        if os.path.isdir("/proc/self"):
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return None if after_name[0] == "Z" else after_name[19]
+        listed = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return listed.stdout.strip() or None
+    except OSError:
+        return None
+
+
+def _marked(mark: bytes) -> list[int]:
+    """The processes, of those that may be looked at, with this word in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            pid = int(path.parent.name)
+            if mark in path.read_bytes().split(b"\0") and _began(pid) is not None:
+                found.append(pid)
+    return found

@@ -1,0 +1,252 @@
+"""One client's part of an outer step: the step of the simulation, on one client's problem."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod import federated
+from aipod.alternating import Alternating, State
+from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
+from aipod.problem import Bilevel, Composite, Objective
+from aipod.sampling import ClientMinibatches
+from aipod.sets import Consensus
+
+
+class OwnRow(eqx.Module):
+    """One client's part of what `ClientMinibatches` draws for all of them.
+
+    The indices of all clients are drawn and one row of them is used, so that a client sees the
+    very examples that the simulation would show it.
+    """
+
+    batch: PyTree
+    # An array, so that clients with as many examples share one compiled program.
+    index: Array
+    clients: int = eqx.field(static=True)
+    pool: int = eqx.field(static=True)
+    per_client: int | None = eqx.field(static=True)
+
+    @staticmethod
+    def of(samples: ClientMinibatches, index: int, clients: int) -> "OwnRow":
+        return OwnRow(samples.batch, jnp.asarray(index), clients, samples.pool, samples.per_client)
+
+    @property
+    def size(self) -> int:
+        """Examples in one draw, of all clients together: what the ledger of a run counts."""
+        return self.clients * (self.pool if self.per_client is None else self.per_client)
+
+    def __call__(self, key: PRNGKeyArray) -> PyTree:
+        if self.per_client is None:
+            return self.batch
+        index = jax.random.randint(key, (self.clients, self.per_client), 0, self.pool)[self.index]
+        return jax.tree.map(lambda leaf: jnp.take(leaf, index, axis=1), self.batch)
+
+    def expected(self) -> PyTree:
+        return self.batch
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> "OwnRow":
+        return eqx.tree_at(lambda s: s.batch, self, function(self.batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """What a client brings: its losses, its data, and its place among the clients.
+
+    **Arguments:**
+
+    - `upper`, `lower`: the losses, (x, y, batch) -> scalar, as for `aipod.federated.federate`.
+    - `upper_data`, `lower_data`: its own data, pytrees of arrays with the examples on the leading
+        axis. They never leave the client.
+    - `batch_size`: examples in a batch; None for all, every time.
+    - `index`, `clients`: which client this is, counted from 0, and how many there are.
+    - `x`, `y`: any points in the structure of x and y; the run starts where the server says.
+    - `weight`: how much it counts in every average; only ratios matter.
+
+    !!! example
+        ```python
+        client = aipod.flower.Client(
+            f, g, val, train, batch_size=32, x=jnp.zeros(9), y=jnp.zeros(4), index=0, clients=3
+        )
+        ```
+    """
+
+    upper: Objective
+    lower: Objective
+    upper_data: PyTree
+    lower_data: PyTree
+    batch_size: int | None
+    x: PyTree
+    y: PyTree
+    index: int
+    clients: int
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("index", "clients"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ValueError(f"Client: {name} must be a whole number, got {value!r}.")
+        if not 0 <= self.index < self.clients:
+            raise ValueError(
+                f"Client: index must be at least 0 and below clients, which is {self.clients}, got "
+                f"{self.index}: give each node its own partition-id, counted from 0."
+            )
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"Client: weight must be positive and finite, got {self.weight}.")
+
+    def problem(self) -> Bilevel:
+        """The problem of this client alone, which draws what the whole federation would draw."""
+        alone = federated.federate(
+            self.upper,
+            self.lower,
+            [jax.tree.map(np.asarray, self.upper_data)],
+            [jax.tree.map(np.asarray, self.lower_data)],
+            batch_size=self.batch_size,
+        )
+        both: tuple[Any, Any] = (alone.upper_samples, alone.lower_samples)
+        own = [OwnRow.of(samples, int(self.index), int(self.clients)) for samples in both]
+        return dataclasses.replace(alone, upper_samples=own[0], lower_samples=own[1])
+
+
+def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
+    """One client of a federation that was made to be simulated, with that client's data alone.
+
+    For trying out, and for holding a deployment against its simulation.
+
+    **Arguments:**
+
+    - `problem`: what `aipod.federated.federate` returned.
+    - `x0`, `y0`: points with a client axis, as for `aipod.solve`.
+    - `index`: which client, counted from 0.
+
+    !!! example
+        ```python
+        client = aipod.flower.client_of(problem, x0, y0, index=0)
+        ```
+    """
+    if not problem.fully_federated:
+        raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
+    samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
+    consensus: Any = problem.lower_set
+    clients = samples[0].clients
+    if not 0 <= index < clients:
+        raise ValueError(f"index must be at least 0 and below {clients}, got {index}.")
+
+    def own(source: ClientMinibatches) -> PyTree:
+        count = source.pool if source.counts is None else int(source.counts[index])
+        return jax.tree.map(lambda leaf: leaf[index, :count], source.batch.data)
+
+    weights = consensus.weights
+    x, y = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (x0, y0))
+    return Client(
+        _unsummed(problem.upper),
+        _unsummed(problem.lower),
+        own(samples[0]),
+        own(samples[1]),
+        samples[0].per_client,
+        x,
+        y,
+        index,
+        clients,
+        1.0 if weights is None else float(weights[index]),
+    )
+
+
+def _unsummed(objective: Any) -> Objective:
+    """The loss of one client, from the sum over clients."""
+    if isinstance(objective, Composite):
+        features: Any = objective.features
+        head: Any = objective.head
+        return Composite(features.features, head.head)
+    return objective.loss
+
+
+def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
+    """A client's state before the first step; also the server knows it, without any data."""
+    if solver.wire is not None:
+        raise ValueError(
+            "compression is not sent over Flower: leave compression out of the solver's arguments."
+        )
+    return solver.init(empty_problem(), *(federated.replicate(tree, 1) for tree in (x0, y0)))
+
+
+def empty_problem() -> Bilevel:
+    """A federation without data, which is all that the server knows of the problem."""
+    return Bilevel(_nothing, _nothing, Consensus(), Consensus())
+
+
+def _nothing(x: PyTree, y: PyTree, batch: Any) -> Array:
+    return jnp.zeros(())
+
+
+@eqx.filter_jit
+def attempt(
+    solver: Alternating, problem: Bilevel, state: State, key: PRNGKeyArray, answers: Tables
+) -> tuple[State, Tables, dict[str, Array]]:
+    """One outer step with the answers so far: the state after it, and what it asked."""
+    mailbox = Mailbox(answers)
+    connected = dataclasses.replace(
+        problem, upper_set=mailbox.set_of("x"), lower_set=mailbox.set_of("y")
+    )
+    state = solver.traced_step(connected, state, key)
+    return state, *mailbox.questions()
+
+
+class Worker:
+    """A client's solver and problem, with tables that grow when a step asks more than they hold."""
+
+    def __init__(self, solver: Alternating, problem: Bilevel, state: State) -> None:
+        self.solver, self.problem = solver, problem
+        self._x, self._y = jax.tree.map(lambda leaf: leaf[0], (state.x, state.y))
+        self.rows = [2, 8, 8]
+
+    def no_answers(self) -> Tables:
+        return empty_tables(self._x, self._y, self.rows)
+
+    def attempt(
+        self, state: State, key: PRNGKeyArray, answers: Tables
+    ) -> tuple[State, Tables, dict[str, int], Tables]:
+        """The state after the step, its questions, how many of each, and the answers as given.
+
+        The answers come back in tables that are long enough for all questions.
+        """
+        while True:
+            answers = self._fitted(answers)
+            new, asked, used = attempt(self.solver, self.problem, state, key, answers)
+            counts = {name: int(used[name]) for name in TABLES}
+            if all(counts[name] < rows for name, rows in zip(TABLES, self.rows, strict=True)):
+                return new, asked, counts, answers
+            self.rows = [
+                max(rows, 1 << (counts[name]).bit_length())
+                for name, rows in zip(TABLES, self.rows, strict=True)
+            ]
+
+    def _fitted(self, answers: Tables) -> Tables:
+        fresh = self.no_answers()
+        for name, table in answers.items():
+            count = len(table.words)
+            if count > len(fresh[name].words):
+                self.rows[TABLES.index(name)] = count
+                return self._fitted(answers)
+            fresh[name].values[:count] = table.values
+            fresh[name].words[:count] = table.words
+        return fresh
+
+
+def complete(used: dict[str, int], answers: Tables) -> bool:
+    """Whether every question of the step has its answer."""
+    return all((answers[name].words[: used[name]] != UNKNOWN).all() for name in TABLES)
+
+
+def without_the_rest(answers: Tables) -> Tables:
+    """The answers of a client that took no further part in the step."""
+    return {
+        name: Table(table.values, np.where(table.words == UNKNOWN, ABSENT, table.words))
+        for name, table in answers.items()
+    }

@@ -1,0 +1,215 @@
+"""What one client asks of the others in an outer step, and what they have answered so far.
+
+A client runs the very step of the simulation on a problem with one client in it, its own. Where
+the simulation averages over clients, this client lays its value out as a question, and goes on
+with the answer if it has come. If not it goes on with NaN: whatever depends on the answer is then
+visibly unknown, and only questions without NaN are ready to be sent. When answers come, the outer
+step is made once more from its beginning. So the step stays one compiled function,
+
+    (state at its start, key, answers so far)  ->  (state at its end, questions),
+
+and between two messages a client need keep nothing but the state and the answers.
+
+The questions of one outer step are numbered in the order in which the step asks them. That order
+comes from the shared key alone, and is therefore the same for all clients.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod.sets import AbstractSet
+
+# What is known of an answer.
+UNKNOWN, KNOWN, ABSENT = 0, 1, 2
+# How the server combines the clients' values.
+POINT, DIRECTION, LARGEST, TOTAL = 1, 2, 3, 4
+# The rows of a table: vectors like x, vectors like y, and numbers.
+TABLES = ("x", "y", "number")
+
+
+class Table(eqx.Module):
+    """Rows of one length: values, and for each row one word about it.
+
+    In answers the word is `UNKNOWN`, `KNOWN` or `ABSENT` (the round went on without this client);
+    in questions it is how to combine the values of the clients, `POINT` to `TOTAL`.
+    """
+
+    values: Any
+    words: Any
+
+    @staticmethod
+    def empty(rows: int, size: int, dtype: Any) -> "Table":
+        return Table(np.zeros((rows, size), dtype), np.zeros(rows, np.int32))
+
+
+Tables = dict[str, Table]
+
+
+def empty_tables(x: PyTree, y: PyTree, rows: Sequence[int]) -> Tables:
+    """Tables without an answer, for one client's x and y."""
+    flat = {"x": ravel_pytree(x)[0], "y": ravel_pytree(y)[0]}
+    flat["number"] = jnp.zeros(1, flat["y"].dtype)
+    return {
+        name: Table.empty(count, flat[name].size, flat[name].dtype)
+        for name, count in zip(TABLES, rows, strict=True)
+    }
+
+
+class _Rows(eqx.Module):
+    """A table of answers with the questions beside it, during one outer step."""
+
+    answers: Table
+    asked: Any
+    kinds: Any
+    used: Any
+
+    def ask(self, value: Array, kind: int) -> Array:
+        count = self.used[...]
+        # Beyond the last row: `used` tells, and the step is made again with a longer table.
+        row = jnp.minimum(count, self.kinds.shape[0] - 1)
+        self.asked[row] = value
+        self.kinds[row] = jnp.asarray(kind, jnp.int32)
+        self.used[...] = count + 1
+        word = self.answers.words[row]
+        known = jnp.where(word == KNOWN, self.answers.values[row], jnp.nan)
+        return jnp.where(word == ABSENT, value, known)
+
+    def left_out(self) -> Array:
+        """Whether the newest question went unheard, because this client was absent."""
+        return self.answers.words[jnp.maximum(self.used[...] - 1, 0)] == ABSENT
+
+
+class Mailbox:
+    """The tables of one outer step while it is traced: questions go into mutable references."""
+
+    def __init__(self, answers: Tables) -> None:
+        self._rows = {
+            name: _Rows(
+                table,
+                jax.new_ref(jnp.zeros_like(table.values)),
+                jax.new_ref(jnp.zeros_like(table.words)),
+                jax.new_ref(jnp.zeros((), jnp.int32)),
+            )
+            for name, table in answers.items()
+        }
+
+    def set_of(self, table: str) -> "Distant":
+        """The set of agreement for vectors of one table."""
+        return Distant(self._rows[table], self._rows["number"], table)
+
+    def questions(self) -> tuple[Tables, dict[str, Array]]:
+        """What was asked, and how many rows of each table were used."""
+        asked = {
+            name: Table(jax.freeze(rows.asked), jax.freeze(rows.kinds))
+            for name, rows in self._rows.items()
+        }
+        return asked, {name: jax.freeze(rows.used) for name, rows in self._rows.items()}
+
+
+class Distant(AbstractSet):
+    """Agreement between clients that are elsewhere; what `Consensus` is to one client of many.
+
+    Points have a client axis of length 1.
+    """
+
+    rows: _Rows
+    numbers: _Rows
+    table: str = eqx.field(static=True)
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        if self.table == "x":
+            # Outside a round nothing is sent: x is what all clients have made of the same answer.
+            return y
+        raise _not_over_a_network()
+
+    def tangent(self, v: PyTree) -> PyTree:
+        raise _not_over_a_network()
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        raise _not_over_a_network()
+
+    @property
+    def federated(self) -> bool:
+        return True
+
+    @property
+    def per_client(self) -> bool:
+        return True
+
+    def largest(self, values: Array) -> Array:
+        return self.numbers.ask(values.astype(self.numbers.asked.dtype), LARGEST)[0]
+
+    def summed(self, values: Array) -> Array:
+        return self.numbers.ask(values.astype(self.numbers.asked.dtype), TOTAL)[0]
+
+    def message_size(self, y: PyTree) -> int:
+        return sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
+
+    def directions(self) -> "Distant":
+        return self
+
+    def for_round(self, key: PRNGKeyArray) -> AbstractSet:
+        return _Round(self)
+
+
+class _Round(AbstractSet):
+    """The same, as one projection sees it."""
+
+    base: Distant
+
+    def _ask(self, tree: PyTree, kind: int) -> PyTree:
+        flat, restore = ravel_pytree(tree)
+        rows = self.base.rows
+        return restore(rows.ask(flat.astype(rows.asked.dtype), kind).astype(flat.dtype))
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self._ask(y, POINT)
+
+    def tangent(self, v: PyTree) -> PyTree:
+        return self._ask(v, DIRECTION)
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        # The corrections of all clients average to zero, so the mean is the same without them; and
+        # when some clients do not answer, it is right only without them.
+        return self.project(y)
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        left_out = self.base.rows.left_out()
+        return jax.tree.map(lambda a, b: jnp.where(left_out, b, a), new, old)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return self.base.anchor(x, like=like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.residual(y, x)
+
+
+def _not_over_a_network() -> ValueError:
+    return ValueError(
+        "this solver averages outside of its rounds, which cannot be sent over a network: use "
+        "aipod.AiPOD, aipod.EAiPOD, aipod.E2AiPOD or aipod.E3AiPOD."
+    )
+
+
+def ready(questions: Tables, used: dict[str, Any], answers: Tables) -> Tables:
+    """The questions that have a value and no answer yet; words are 0 in all other rows."""
+    found = {}
+    for name, table in questions.items():
+        values, words = np.asarray(table.values), np.array(table.words)
+        open_rows = np.arange(len(words)) < int(used[name])
+        open_rows &= np.asarray(answers[name].words) == UNKNOWN
+        finite = ~np.isnan(values).any(axis=1) if values.size else np.zeros(len(words), bool)
+        words[~(open_rows & finite)] = 0
+        found[name] = Table(values, words)
+    return found

@@ -1,0 +1,104 @@
+"""What of a client's state all clients share, and what is its own."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from aipod.alternating import State
+from aipod.proxskip_adjoint import WarmState
+
+
+def _is_own(state: State) -> PyTree:
+    """For each leaf whether it is the client's own: corrections, and the curvature's vector."""
+    mask = jax.tree.map(lambda _: False, state)
+
+    def chosen(tree: State) -> list[Any]:
+        parts: list[Any] = [tree.lower]
+        if isinstance(tree.adjoint, WarmState):
+            parts.append(tree.adjoint.correction)
+        return parts
+
+    own = [jax.tree.map(lambda _: True, part) for part in chosen(state)]
+    return eqx.tree_at(chosen, mask, own, is_leaf=lambda leaf: leaf is None)
+
+
+def shared_leaves(state: State) -> dict[str, np.ndarray]:
+    """What another client needs to go on from the same place, by the number of the leaf."""
+    owned = jax.tree.leaves(_is_own(state))
+    leaves = jax.tree.leaves(state)
+    return {
+        str(i): np.asarray(leaf)
+        for i, (leaf, own) in enumerate(zip(leaves, owned, strict=True))
+        if not own
+    }
+
+
+def with_shared(state: State, shared: Mapping[str, np.ndarray]) -> State:
+    """The state with its shared part replaced; `ValueError` when it does not fit."""
+    leaves, structure = jax.tree.flatten(state)
+    owned = jax.tree.leaves(_is_own(state))
+    if {int(i) for i in shared} != {i for i, own in enumerate(owned) if not own}:
+        raise ValueError(
+            "the state that arrived has other parts than this client's: do server and clients use "
+            "the same solver, and the same version of aipod?"
+        )
+    for i, array in shared.items():
+        old = leaves[int(i)]
+        if np.shape(array) != old.shape or array.dtype != old.dtype:
+            raise ValueError(
+                f"the state that arrived holds {array.dtype}{np.shape(array)} where this client "
+                f"has {old.dtype}{old.shape}: do server and clients use the same model, and both "
+                "float32 or both float64?"
+            )
+        leaves[int(i)] = jnp.asarray(array)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def forget_own(state: State) -> State:
+    """With corrections of zero, as at the start."""
+    return jax.tree.map(
+        lambda leaf, own: jnp.zeros_like(leaf) if own else leaf, state, _is_own(state)
+    )
+
+
+def model_leaves(state: State) -> dict[str, np.ndarray]:
+    """What is needed to evaluate a state and to account for it."""
+    found = {f"x{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state.x))}
+    found |= {f"y{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state.y))}
+    counts = [getattr(state.counts, field.name) for field in dataclasses.fields(state.counts)]
+    found["counts"] = np.asarray(counts, np.int32)
+    if state.curvature is not None:
+        found["curvature"] = np.asarray(state.curvature.estimate)
+    return found
+
+
+def with_model(state: State, model: Mapping[str, np.ndarray]) -> State:
+    """The state with the x and y of a model."""
+
+    def replaced(tree: PyTree, letter: str) -> PyTree:
+        leaves, structure = jax.tree.flatten(tree)
+        new = [jnp.asarray(model[f"{letter}{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, new)
+
+    return eqx.tree_at(
+        lambda s: (s.x, s.y), state, (replaced(state.x, "x"), replaced(state.y, "y"))
+    )
+
+
+def mean_of(replies: list[Mapping[str, np.ndarray]], weights: list[float]) -> dict[str, np.ndarray]:
+    """Leaf by leaf the weighted mean of what should agree; whole numbers as the first has them."""
+    shares = np.asarray(weights, float) / np.sum(weights)
+    found = {}
+    for name, first in replies[0].items():
+        if first.dtype.kind == "f":
+            stacked = np.stack([reply[name] for reply in replies]).astype(float)
+            found[name] = np.tensordot(shares, stacked, 1).astype(first.dtype)
+        else:
+            found[name] = np.array(first)
+    return found

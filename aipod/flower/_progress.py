@@ -1,0 +1,99 @@
+"""What the server of a run works with: the terms, the post, and what it must not forget."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from aipod.flower._parcel import Parcel
+
+
+class Post(Protocol):
+    """How parcels reach clients."""
+
+    def nodes(self) -> Iterable[int]:
+        """The nodes that are reachable now."""
+
+    def send(self, parcels: Mapping[int, Parcel], seconds: float) -> dict[int, str]:
+        """Sends each node its parcel, void after so many seconds; for each node a ticket."""
+
+    def collect(self, tickets: Iterable[str]) -> dict[str, Parcel | str]:
+        """What has come back: for a ticket the reply, or a line about what went wrong."""
+
+
+class NotEnoughClientsError(RuntimeError):
+    """Fewer clients than the run needs, for longer than it may wait; everything is saved."""
+
+
+class DivergedError(RuntimeError):
+    """The clients' iterates became NaN or infinite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a run asks for.
+
+    - `steps`, `every`, `seed`: as for `aipod run`.
+    - `min_nodes`: with fewer clients a round waits; None for all of them.
+    - `round_timeout`: seconds after which a client counts as absent.
+    - `wait`: seconds to wait for enough clients before the run stops.
+    - `poll`: seconds between two looks at the post.
+    """
+
+    steps: int
+    every: int = 1
+    seed: int = 0
+    min_nodes: int | None = None
+    round_timeout: float = 300.0
+    wait: float = 600.0
+    poll: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "every", "min_nodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        for name in ("round_timeout", "wait", "poll"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, seconds, got {getattr(self, name)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Owed:
+    """What a client that did not reply has been counted in, and may not know of."""
+
+    step: int
+    exchange: int
+    answers: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Progress:
+    """What the server must not forget.
+
+    - `step`, `answers`: the outer step of the newest answers, and all answers of that step.
+    - `exchange`: how many sets of answers there were so far.
+    - `rounds`: how many of them held vectors; the others held numbers alone.
+    - `counted`: the clients that took part since all corrections were zero.
+    """
+
+    run: str
+    step: int = -1
+    exchange: int = 0
+    rounds: int = 0
+    clients: int = 0
+    answers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    owed: dict[int, Owed] = dataclasses.field(default_factory=dict)
+    counted: set[int] = dataclasses.field(default_factory=set)
+    weights: dict[int, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+    """What a client says of itself."""
+
+    node: int
+    index: int
+    step: int
+    exchange: int

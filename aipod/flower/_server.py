@@ -1,0 +1,158 @@
+"""One run, as the server sees it: from its settings to its folder."""
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from aipod.alternating import Alternating
+from aipod.experiments.execute import Prepared, write_results
+from aipod.experiments.run_folder import RunFolder
+from aipod.flower._book import Book, Record
+from aipod.flower._client import solver_digest
+from aipod.flower._coordinator import Coordinator
+from aipod.flower._local import empty_problem, initial_state
+from aipod.flower._parts import shared_leaves
+from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
+from aipod.solution import Result, Solution
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What the server of a run brings: where it starts, and what it measures.
+
+    **Arguments:**
+
+    - `x0`, `y0`: the starting point, without a client axis.
+    - `record`: (x, y) -> dictionary of numbers, called on the mean of the clients' models, with a
+        client axis of length 1; what `aipod.experiments` call `Task.record`.
+    - `prepared`: an experiment of `aipod run`, for a run folder that `aipod report` shows.
+
+    !!! example
+        ```python
+        start = aipod.flower.Start(x0=jnp.zeros(9), y0=jnp.zeros(4))
+        ```
+    """
+
+    x0: PyTree
+    y0: PyTree
+    record: Record | None = None
+    prepared: Prepared | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where a run is written: `run`, its folder; `checkpoints`, a folder; `resume`, to go on."""
+
+    run: Path | None = None
+    checkpoints: Path | None = None
+    resume: bool = False
+
+    @staticmethod
+    def of(run_dir: str, checkpoint_dir: str, resume_from: str) -> "Places":
+        """From three settings, each of which may be empty.
+
+        `resume_from` is a run folder, or a folder of checkpoints.
+        """
+        if resume_from:
+            found = Path(resume_from)
+            if RunFolder(found).is_run():
+                return Places(found, RunFolder(found).checkpoint, True)
+            if not any(found.glob("step-*.npz")):
+                raise ValueError(
+                    f"resume-from: {found} holds neither a run nor checkpoints; leave it empty to "
+                    "start anew."
+                )
+            return Places(Path(run_dir) if run_dir else None, found, True)
+        run = Path(run_dir) if run_dir else None
+        default = None if run is None else RunFolder(run).checkpoint
+        return Places(run, Path(checkpoint_dir) if checkpoint_dir else default, False)
+
+
+def lead(
+    post: Post,
+    solver: Alternating,
+    start: Start,
+    terms: Terms,
+    places: Places,
+    *,
+    traffic: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
+    log: Callable[[str], None] = lambda line: None,
+) -> Solution:
+    """Leads a run to its end, and writes down what came of it."""
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    state = initial_state(solver, start.x0, start.y0)
+    shared = shared_leaves(state)
+    identity = {
+        "solver": solver_digest(solver),
+        "starting point": _digest(shared),
+        "seed": str(terms.seed),
+    }
+    folder = _folder(start, places)
+    book = Book(empty_problem(), state, start.record, places.checkpoints, identity, traffic)
+    progress = book.load() if places.resume else None
+    if progress is None:
+        book.refuse_overwriting()
+        progress = Progress(run=secrets.token_hex(6))
+    else:
+        log(f"goes on with run {progress.run} after {progress.exchange} exchanges")
+
+    def record(step: int, model: dict[str, np.ndarray]) -> None:
+        book.add(step, model, progress)
+        last = ", ".join(f"{name} {value:.6g}" for name, value in book.history.last().items())
+        log(f"outer step {step} of {terms.steps}: {last}")
+        if folder is not None and start.prepared is not None:
+            so_far = book.solution(Result.interrupted, "The run has not ended.")
+            write_results(start.prepared, folder, so_far, began)
+
+    coordinator = Coordinator(
+        post,
+        terms,
+        progress,
+        digest=solver_digest(solver),
+        start=shared,
+        save=lambda: book.save(progress),
+        record=record,
+        log=log,
+    )
+    result, message = Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)"
+    try:
+        coordinator.run()
+    except NotEnoughClientsError as error:
+        result, message = Result.interrupted, str(error)
+    except DivergedError as error:
+        result, message = Result.diverged, f"{error} {solver.remedy()}"
+    book.save(progress)
+    solution = book.solution(result, message)
+    if folder is not None and start.prepared is not None:
+        write_results(start.prepared, folder, solution, began)
+    log(message)
+    return solution
+
+
+def _folder(start: Start, places: Places) -> RunFolder | None:
+    if places.run is None:
+        return None
+    if start.prepared is None:
+        raise ValueError(
+            "run-dir writes a folder for `aipod report`, which needs Start(prepared=...), an "
+            "experiment; without one give checkpoint-dir instead."
+        )
+    folder = RunFolder(places.run)
+    if not places.resume:
+        folder.create(start.prepared.config.toml())
+    return folder
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name}{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:32]

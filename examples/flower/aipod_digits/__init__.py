@@ -1,0 +1,1 @@
+"""The paper's hyper-representation task as a Flower app."""
