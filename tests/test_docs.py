@@ -1,9 +1,11 @@
 """The documents keep their word: their code runs, and every public name is explained by example."""
 
 import ast
+import importlib.util
 import inspect
 import re
 import textwrap
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +13,11 @@ import jax
 import pytest
 
 import aipod
+
+with warnings.catch_warnings():
+    # flwr imports typer, which warns of what its click is going to drop.
+    warnings.simplefilter("ignore")
+    import aipod.flower
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -25,7 +32,7 @@ WITH_CODE = [name for name, blocks in PAGES.items() if blocks]
 
 def public():
     """Every public name with its full path; what a module merely imports is not its own."""
-    for module in (aipod, aipod.federated, aipod.data):
+    for module in (aipod, aipod.federated, aipod.data, aipod.flower):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", None) or ""
             if name.startswith("_") or isinstance(value, ModuleType) or "aipod" not in home:
@@ -73,3 +80,14 @@ def test_the_reference_has_every_public_name_once():
     ]
     assert len(listed) == len(set(listed))
     assert set(PUBLIC) - set(listed) == set()
+
+
+def test_the_labels_that_docstrings_cite_stand_on_the_page_of_the_mathematics():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = (DOCS / hooks.MATHEMATICS).read_text()
+    sources = "".join(path.read_text() for path in (ROOT / "aipod").rglob("*.py"))
+    assert [label for label in hooks.LABELS if f"`{label}`" not in page] == []
+    cited = [label for label in hooks.LABELS if re.search(f'`"?{re.escape(label)}"?`', sources)]
+    assert [label for label in hooks.LABELS if label not in cited] == []
