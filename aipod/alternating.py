@@ -30,7 +30,17 @@ from aipod.upper import AbstractUpper
 
 
 class State(eqx.Module):
-    """Everything that one outer step hands to the next."""
+    """Everything that one outer step hands to the next.
+
+    The slots keep their own parts in `lower`, `adjoint` and `upper`.
+
+    !!! example
+        ```python
+        state = solver.init(problem, x0, y0)
+        state = solver.step(problem, state, key=jax.random.key(0))
+        state.x, state.y, state.step
+        ```
+    """
 
     x: PyTree
     y: PyTree
