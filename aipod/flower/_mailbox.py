@@ -79,12 +79,9 @@ class _Rows(eqx.Module):
         self.kinds[row] = jnp.asarray(kind, jnp.int32)
         self.used[...] = count + 1
         word = self.answers.words[row]
+        # One that was absent keeps its own value, by which its correction stays as it is.
         known = jnp.where(word == KNOWN, self.answers.values[row], jnp.nan)
         return jnp.where(word == ABSENT, value, known)
-
-    def left_out(self) -> Array:
-        """Whether the newest question went unheard, because this client was absent."""
-        return self.answers.words[jnp.maximum(self.used[...] - 1, 0)] == ABSENT
 
 
 class Mailbox:
@@ -183,10 +180,6 @@ class _Round(AbstractSet):
         # The corrections of all clients average to zero, so the mean is the same without them; and
         # when some clients do not answer, it is right only without them.
         return self.project(y)
-
-    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
-        left_out = self.base.rows.left_out()
-        return jax.tree.map(lambda a, b: jnp.where(left_out, b, a), new, old)
 
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
         return self.base.anchor(x, like=like)
