@@ -116,7 +116,13 @@ def digits():
     return eqx.combine(single(arrays), functions), single(task.x0), single(task.y0)
 
 
-SHARED = {"upper_lr": 0.01, "lower_lr": 0.05, "lower_steps": 3, "adjoint_steps": 2}
+SHARED = {
+    "upper_lr": 0.01,
+    "lower_lr": 0.05,
+    "adjoint_lr": 0.05,
+    "lower_steps": 3,
+    "adjoint_steps": 2,
+}
 SOLVERS = {
     "E3-AiPOD": aipod.E3AiPOD(lower_steps=3),
     "E-AiPOD": aipod.EAiPOD(**SHARED, lower_prob=0.5),

@@ -14,13 +14,13 @@ from jaxtyping import PyTree
 from aipod.alternating import Alternating
 from aipod.experiments.execute import Prepared, write_results
 from aipod.experiments.run_folder import RunFolder
-from aipod.flower._book import Book, Record
+from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
 from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
-from aipod.solution import Result, Solution
+from aipod.solution import RECORDED, Result, Solution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,9 @@ def lead(
 
     def record(step: int, model: dict[str, np.ndarray]) -> None:
         book.add(step, model, progress)
-        last = ", ".join(f"{name} {value:.6g}" for name, value in book.history.last().items())
-        log(f"outer step {step} of {terms.steps}: {last}")
+        shown = {k: v for k, v in book.history.last().items() if k not in (*RECORDED, *WIRE)}
+        metrics = "".join(f", {name} {value:.6g}" for name, value in shown.items())
+        log(f"outer step {step} of {terms.steps}, {progress.rounds} rounds{metrics}")
         if folder is not None and start.prepared is not None:
             so_far = book.solution(Result.interrupted, "The run has not ended.")
             write_results(start.prepared, folder, so_far, began)
