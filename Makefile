@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test deployment format clean
+.PHONY: help run test docs deployment format clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,11 +19,16 @@ run: $(VENV)/.run-installed  ## install into .venv, repeat the paper's Figure 1 
 	@$(BIN)/aipod compare synthetic --out runs/demo --force
 	@$(BIN)/aipod report runs/demo
 
-test: $(VENV)/.test-installed  ## install into .venv, then lint, check types and run every test
+test: $(VENV)/.test-installed  ## install into .venv, then lint, check types, build the documents and run every test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy aipod
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+docs: $(VENV)/.test-installed  ## build the documentation; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html; it needs no server."
 
 deployment: $(VENV)/.test-installed  ## start a real federation on Flower and kill parts of it: some minutes
 	$(BIN)/python -m pytest -n 0 -m deployment -s tests/test_flower_deployment.py
@@ -33,7 +38,7 @@ format: $(VENV)/.test-installed  ## sort imports, apply safe lint fixes and form
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv, caches and build outputs
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find aipod tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps live inside .venv, so that deleting .venv by hand also forgets the installs.
@@ -43,8 +48,8 @@ $(VENV)/.run-installed: $(VENV)/.created pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test-installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing aipod[dev,experiments,flower,tensorboard] into $(VENV); the first time takes a minute or two."
-	@$(PIP) install -c constraints.txt -e '.[dev,experiments,flower,tensorboard]'
+	@echo "Installing aipod[dev,docs,experiments,flower,tensorboard] into $(VENV); the first time takes a minute or two."
+	@$(PIP) install -c constraints.txt -e '.[dev,docs,experiments,flower,tensorboard]'
 	@touch $@
 
 # A stamp rather than .venv/bin/python: an interrupted creation leaves the latter without pip.

@@ -1,5 +1,6 @@
 """Stochastic bilevel optimisation under linear equality constraints at both levels."""
 
+from aipod import baselines as baselines
 from aipod import data as data
 from aipod import federated as federated
 from aipod.adjoint import ConjugateGradient as ConjugateGradient
@@ -8,13 +9,24 @@ from aipod.adjoint import Neumann as Neumann
 from aipod.adjoint import Zero as Zero
 from aipod.alternating import Alternating as Alternating
 from aipod.alternating import State as State
+from aipod.augmented import AugmentedLagrangian as AugmentedLagrangian
+from aipod.baselines import ALSET as ALSET
+from aipod.baselines import BSA as BSA
+from aipod.baselines import IGAL as IGAL
+from aipod.baselines import SOBA as SOBA
+from aipod.baselines import TTSA as TTSA
+from aipod.baselines import FirstOrderPenalty as FirstOrderPenalty
+from aipod.baselines import StocBiO as StocBiO
 from aipod.diagnose import check as check
+from aipod.growing import GrowingSGD as GrowingSGD
 from aipod.hypergradient import exact_hypergradient as exact_hypergradient
 from aipod.hypergradient import exact_lower as exact_lower
 from aipod.hypergradient import hypergradient as hypergradient
 from aipod.hypergradient import stationarity as stationarity
 from aipod.lower import ProjectedSGD as ProjectedSGD
 from aipod.lower import ProxSkip as ProxSkip
+from aipod.penalty import DifferenceStep as DifferenceStep
+from aipod.penalty import PerturbedLower as PerturbedLower
 from aipod.problem import Bilevel as Bilevel
 from aipod.problem import Composite as Composite
 from aipod.proxskip_adjoint import ProxSkipAdjoint as ProxSkipAdjoint
@@ -22,12 +34,15 @@ from aipod.sampling import ClientMinibatches as ClientMinibatches
 from aipod.sampling import FullBatch as FullBatch
 from aipod.sampling import Minibatches as Minibatches
 from aipod.sampling import Noise as Noise
+from aipod.scope import Scope as Scope
 from aipod.sets import Affine as Affine
 from aipod.sets import Budget as Budget
 from aipod.sets import Consensus as Consensus
 from aipod.sets import Flow as Flow
 from aipod.sets import Free as Free
 from aipod.sets import Product as Product
+from aipod.simultaneous import SimultaneousAdjoint as SimultaneousAdjoint
+from aipod.simultaneous import SimultaneousLower as SimultaneousLower
 from aipod.solution import DivergedError as DivergedError
 from aipod.solution import History as History
 from aipod.solution import Ledger as Ledger

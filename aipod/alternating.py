@@ -10,15 +10,18 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._random import as_key, subkeys
 from aipod._tree import as_arrays, cast_like
 from aipod.adjoint import AbstractAdjoint
+from aipod.averaging import averaged
 from aipod.cost import Cost, Counts, rounds_of
 from aipod.hypergradient import implicit_term
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
+from aipod.scope import Scope
 from aipod.stepsize import (
     Curvature,
     CurvatureState,
     Rates,
+    check_steps,
     curvature_init,
     curvature_iterations,
     curvature_update,
@@ -27,7 +30,17 @@ from aipod.upper import AbstractUpper
 
 
 class State(eqx.Module):
-    """Everything that one outer step hands to the next."""
+    """Everything that one outer step hands to the next.
+
+    The slots keep their own parts in `lower`, `adjoint` and `upper`.
+
+    !!! example
+        ```python
+        state = solver.init(problem, x0, y0)
+        state = solver.step(problem, state, key=jax.random.key(0))
+        state.x, state.y, state.step
+        ```
+    """
 
     x: PyTree
     y: PyTree
@@ -50,6 +63,8 @@ class Alternating(eqx.Module):
     - `lower`: how y follows x, such as `ProjectedSGD` or `ProxSkip`.
     - `adjoint`: how z is found, such as `Neumann` or `ProxSkipAdjoint`.
     - `upper`: how x moves, such as `EveryStep`, `Delayed` or `Periodic`.
+    - `scope`: the problems that the method accepts; by default all that its slots accept.
+    - `batch`: how many draws of the problem's samplers are averaged into each sample.
 
     !!! example
         ```python
@@ -66,8 +81,11 @@ class Alternating(eqx.Module):
     lower: AbstractLower
     adjoint: AbstractAdjoint
     upper: AbstractUpper
+    scope: Scope | None = None
+    batch: int = eqx.field(static=True, default=1)
 
     def __check_init__(self) -> None:
+        check_steps(self.batch, "batch")
         for name, kind in (
             ("lower", AbstractLower),
             ("adjoint", AbstractAdjoint),
@@ -107,6 +125,8 @@ class Alternating(eqx.Module):
                 "compression is for federations in which all clients take part in every round: "
                 "leave compression out, or participation at 1."
             )
+        if self.scope is not None:
+            self.scope.check(problem)
         return _initial_state(self, problem, as_arrays(x0), as_arrays(y0))
 
     def step(self, problem: Bilevel, state: State, *, key: PRNGKeyArray) -> State:
@@ -115,6 +135,8 @@ class Alternating(eqx.Module):
 
     def traced_step(self, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
         """The same step for use inside a program that is compiled as a whole."""
+        if self.batch > 1:
+            problem = averaged(problem, self.batch)
         key = jax.random.fold_in(as_key(key), state.step)
         lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = subkeys(key, 6)
         x = state.x

@@ -28,18 +28,39 @@ _REMEDY = (
 
 
 class DataError(ValueError):
-    """A data set that is missing or damaged."""
+    """A data set that is missing or damaged; the message says where it may be put.
+
+    !!! example
+        ```python
+        try:
+            data = aipod.data.mnist("an/empty/folder")
+        except aipod.data.DataError as error:
+            print(error)
+        ```
+    """
 
 
 class Split(NamedTuple):
-    """Images as rows of numbers in [0, 1], and their classes."""
+    """Images as rows of numbers in [0, 1], and their classes.
+
+    !!! example
+        ```python
+        images, labels = aipod.data.digits().train
+        ```
+    """
 
     images: np.ndarray
     labels: np.ndarray
 
 
 class Dataset(NamedTuple):
-    """A labelled image data set with its own test set."""
+    """A labelled image data set with its own test set.
+
+    !!! example
+        ```python
+        train, test, classes = aipod.data.digits()
+        ```
+    """
 
     train: Split
     test: Split
@@ -102,7 +123,13 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """A data set by its name on the command line."""
+    """A data set by its name on the command line.
+
+    !!! example
+        ```python
+        train, test, classes = aipod.data.load("digits")
+        ```
+    """
     if name == "digits":
         return digits()
     if name == "mnist":

@@ -222,8 +222,8 @@ def _enough(
     bends_down = lower_set.largest(-along - _DOWN * jnp.sqrt(size * image)) > 0
     least = jnp.where(bends_down, _LEAST_DAMPING / rate, 0.0)
     # Along the common direction this is what would make u grow; twice as much makes it shrink.
-    total = lower_set.total(size)
-    growth = -2 * lower_set.total(along) / jnp.where(total > 0, total, 1.0)
+    total = lower_set.summed(size)
+    growth = -2 * lower_set.summed(along) / jnp.where(total > 0, total, 1.0)
     return jnp.maximum(damping, jnp.maximum(least, growth)).astype(damping.dtype)
 
 

@@ -16,7 +16,15 @@ from aipod.problem import Bilevel
 
 
 class Result(enum.Enum):
-    """How a run ended; the value says what to do about it."""
+    """How a run ended; the value says what to do about it.
+
+    !!! example
+        ```python
+        solution = aipod.solve(problem, solver, x0, y0, 100, key=key, throw=False)
+        if not solution.result.ok:
+            print(solution.result.value)
+        ```
+    """
 
     completed = "All outer steps were made."
     converged = "A recorded metric reached its tolerance."
@@ -196,6 +204,13 @@ class Solution:
     - `history`, `ledger`: what was recorded, and the totals.
     - `state`: the solver's whole state, to go on from.
     - `seconds`: the time of the run when each row of the history was written, without compiling.
+
+    !!! example
+        ```python
+        solution = aipod.solve(problem, solver, x0, y0, 100, key=jax.random.key(0))
+        x, y = solution.feasible()
+        solution.result, solution.ledger.projections
+        ```
     """
 
     x: PyTree
@@ -219,7 +234,16 @@ class Solution:
 
 
 class DivergedError(RuntimeError):
-    """Raised by `solve(..., throw=True)`; the last finite state is in `.solution`."""
+    """Raised by `solve(..., throw=True)`; the last finite state is in `.solution`.
+
+    !!! example
+        ```python
+        try:
+            solution = aipod.solve(problem, solver, x0, y0, 100, key=key)
+        except aipod.DivergedError as error:
+            solution = error.solution
+        ```
+    """
 
     def __init__(self, solution: Solution) -> None:
         super().__init__(solution.message)

@@ -259,7 +259,10 @@ class Delayed(AbstractUpper):
             return x, state, _cost(problem, 2, rounds=1, upper_samples=spent)
         if isinstance(self.delta, float | int) and self.delta == 1:
             return landed, state, cost
-        return axpy(x, self.delta, optax.tree.sub(landed, x)), state, cost
+        # The difference lies in the tangent space but for rounding. Left as it is, every step would
+        # multiply the error off the set by 1 - delta: for delta above 2 a long run ends in NaN.
+        along = problem.upper_set.tangent(optax.tree.sub(landed, x))
+        return axpy(x, self.delta, along), state, cost
 
 
 class Periodic(AbstractUpper):

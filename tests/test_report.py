@@ -1,19 +1,22 @@
 """Figures, claims and the HTML page, from run folders whose numbers are known."""
 
+import base64
 import dataclasses
 import io
 import json
 import shutil
+from html import escape
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from aipod.experiments.base import Picture
 from aipod.experiments.run_folder import RunFolder
 from aipod.report import claims, curves
 from aipod.report.collect import collect
-from aipod.report.figures import comparison_figure, run_figure
+from aipod.report.figures import comparison_figure, picture_figure, run_figure
 from aipod.report.page import write_report
 from aipod.report.style import COLOURS
 
@@ -194,6 +197,22 @@ def test_the_figure_of_a_run(tmp_path):
     picture, _ = run_figure(section, tmp_path)
     for colour in COLOURS[:2]:
         assert share_of(rgb(colour), picture) > 1e-4
+
+
+def test_a_page_shows_the_pictures_that_the_runs_drew(tmp_path):
+    """An experiment's own picture, inside the page, with its caption as text and nothing else."""
+    picture = Picture(lambda figure, x, y: figure.subplots().plot(x, y), ATTACK, size=(3, 2))
+    for seed, caption in ((0, picture.caption), (1, "not the first seed")):
+        write_run(tmp_path / f"run-{seed}", seed=seed, picture=caption)
+        picture_figure(picture, [0, 1], [0, 1], RunFolder(tmp_path / f"run-{seed}").figures)
+    write_run(tmp_path / "without", lower_prob=0.5)
+    write_report(collect([tmp_path]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    png = (tmp_path / "run-0" / "figures" / "picture.png").read_bytes()
+    assert text.count("<figure>") == 1
+    assert base64.b64encode(png).decode() in text
+    assert f"<figcaption>E-AiPOD (p = 1), seed 0. {escape(ATTACK)}</figcaption>" in text
+    assert "<svg" in (tmp_path / "run-0" / "figures" / "picture.svg").read_text()
 
 
 # The page in a real browser.

@@ -111,11 +111,14 @@ def run_(
     help="Run several solvers with several seeds, and draw the paper's figure.\n\n"
     "Each run has a folder of its own under runs/ in the comparison's folder. Lines are medians "
     "over the seeds, bands their range. Solver arguments given here hold for every solver that "
-    "takes them. aipod compare synthetic --help also shows the options of that experiment.",
+    "takes them. aipod compare synthetic --help also shows the options of that experiment. "
+    "aipod compare table1 is the paper's Table 1: which constraints each method accepts, and the "
+    "samples and projections that it then takes.",
     epilog="Examples:\n\n"
     "aipod compare synthetic\n\n"
     "aipod compare synthetic --solvers aipod,e-aipod,e-aipod:lower_prob=0.1 --seeds 3\n\n"
     "aipod compare synthetic --no-coupled --out runs/uncoupled\n\n"
+    "aipod compare table1\n\n"
     f"aipod compare --resume --out runs/uncoupled\n\n{_CODES}",
 )
 def compare_(
@@ -161,9 +164,55 @@ def compare_(
         seed=seed,
         x64=x64,
     )
+    if given.get("experiment") == "table1":
+        from aipod.cli import _table1
+
+        if tensorboard:
+            raise ValueError("compare table1 writes no event files: leave --tensorboard out.")
+        raise typer.Exit(_table1.table1(given, out, resume=resume, force=force, as_json=as_json))
     raise typer.Exit(
         _compare.compare(
             given, out, resume=resume, force=force, as_json=as_json, tensorboard=tensorboard
+        )
+    )
+
+
+@app.command(
+    "rates",
+    help="Measure the paper's complexity claims: how samples and projections grow with accuracy."
+    "\n\nRuns of K outer steps with the theorems' step sizes, for K over two and a half decades; "
+    "log-log fits with 95 % intervals. Writes table.md, summary.json and figures.",
+    epilog="Examples:\n\naipod rates\n\n"
+    "aipod rates --problems synthetic --methods aipod,e-aipod --steps 10000 --seeds 4",
+)
+def rates_(
+    steps: Annotated[int, typer.Option(help="The largest K.")] = 100_000,
+    seeds: Annotated[int, typer.Option(help="How many runs for each K.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    problems: Annotated[
+        str | None, typer.Option(help="synthetic, logistic or both, with commas between.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of the methods, with commas between. All by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder; a new one under runs/ by default.")
+    ] = None,
+    force: _Force = False,
+    as_json: _Json = False,
+) -> None:
+    from aipod.cli import _rates
+
+    raise typer.Exit(
+        _rates.rates(
+            out,
+            steps=steps,
+            seeds=seeds,
+            seed=seed,
+            problems=problems,
+            methods=methods,
+            force=force,
+            as_json=as_json,
         )
     )
 

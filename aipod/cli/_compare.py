@@ -9,6 +9,7 @@ from rich.markup import escape
 from aipod.cli._run import EXIT, free_folder, merged, to_resume
 from aipod.cli._show import comparison_table, err, number, out
 from aipod.cli._watch import Watch
+from aipod.experiments import load
 from aipod.experiments.compare import CompareConfig, resolve_comparison
 from aipod.experiments.environment import environment
 from aipod.experiments.execute import Prepared, execute, prepare
@@ -116,6 +117,7 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
         "kind": "comparison",
         "experiment": config.experiment,
         "panels": [{"title": p.title, "variants": list(p.variants)} for p in config.panels],
+        "references": _references(config),
         "folders": {v: name for name, variants in config.folders().items() for v in variants},
         "environment": environment(),
     }
@@ -130,6 +132,21 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
     folder.write_summary(summary)
     comparison_figure(section, folder.figures)
     return finite(summary)
+
+
+def _references(config: CompareConfig) -> list[dict[str, Any]]:
+    """The experiment's trajectories from elsewhere, as plain data."""
+    experiment = load(config.experiment)
+    titles = {panel.title for panel in config.panels}
+    return [
+        {
+            "panels": list(one.panels),
+            "label": one.label,
+            "columns": {name: column.tolist() for name, column in one.columns.items()},
+        }
+        for one in experiment.references(experiment.options(**config.options))
+        if titles & set(one.panels)
+    ]
 
 
 def _show(summary: dict[str, Any], folder: RunFolder) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import PyTree
@@ -12,6 +12,9 @@ from jaxtyping import PyTree
 from aipod.experiments import values
 from aipod.experiments.values import Plain
 from aipod.problem import Bilevel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Columns = Mapping[str, np.ndarray]
 
@@ -27,11 +30,26 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True)
+class Picture:
+    """An experiment's own picture of its result, which a run keeps and the report shows.
+
+    - `draw`: (figure, x, y) draws on an empty Matplotlib figure, with x and y on their sets.
+    - `caption`: what there is to see, in a sentence or two.
+    - `size`: width and height in inches.
+    """
+
+    draw: Callable[["Figure", PyTree, PyTree], None]
+    caption: str
+    size: tuple[float, float] = (7.4, 3.6)
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """A problem ready to solve, where to start, and what to measure on the way.
 
     - `record`: (x, y) -> dictionary of arrays, compiled along with the solver.
     - `derive`: columns -> further columns, computed on the host when the run has ended.
+    - `picture`: what the result looks like, where curves do not tell it.
     """
 
     problem: Bilevel
@@ -39,6 +57,7 @@ class Task:
     y0: PyTree
     record: Callable[[PyTree, PyTree], dict[str, Any]]
     derive: Callable[[Columns], dict[str, np.ndarray]] = lambda columns: {}
+    picture: Picture | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +73,9 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A trajectory from elsewhere, drawn dotted beside the runs of a comparison."""
+    """A trajectory from elsewhere, drawn dotted in the panels of a comparison that have a title."""
 
+    panels: tuple[str, ...]
     label: str
     columns: Columns
 

@@ -95,6 +95,12 @@ def write_results(
     if columns:
         folder.write_metrics(columns)
     summary = _summary(run, solution, columns) | {"began": began, "environment": environment()}
+    picture = run.task.picture
+    if picture is not None and columns and solution.result.ok:
+        from aipod.report.figures import picture_figure
+
+        picture_figure(picture, *solution.feasible(), folder.figures)
+        summary["picture"] = picture.caption
     folder.write_summary(summary)
     return summary
 

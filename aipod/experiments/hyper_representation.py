@@ -32,7 +32,7 @@ from aipod.problem import Composite
 
 @dataclasses.dataclass(frozen=True)
 class Options(ImageOptions):
-    penalty: float = option(0.05, "the lower level's penalty on ||y||^2")
+    ridge: float = option(0.05, "the lower level's penalty on ||y||^2")
 
 
 def features(x: Layer, batch: tuple[Array, Array]) -> Array:
@@ -46,7 +46,7 @@ def build(options: Options) -> Task:
         return jnp.mean(cross_entropy(apply(y, hidden), batch[1]))
 
     def penalised(hidden: Array, y: Layer, batch: tuple[Array, Array]) -> Array:
-        return loss(hidden, y, batch) + options.penalty * squared_norm(y)
+        return loss(hidden, y, batch) + options.ridge * squared_norm(y)
 
     problem = federation(
         Composite(features, loss), Composite(features, penalised), clients, options
@@ -80,12 +80,15 @@ def panels(options: Options) -> tuple[Panel, ...]:
     )
 
 
+_PUBLISHED = ("E-AiPOD and FedNest", "One round per step")
+
+
 def references(options: Options) -> tuple[Reference, ...]:
     if options.data != "mnist":
         return ()
     return (
-        Reference("published E-AiPOD code", published("eaipod_hyper_representation")),
-        Reference("published FedNest code", published("fednest_hyper_representation")),
+        Reference(_PUBLISHED, "published E-AiPOD code", published("eaipod_hyper_representation")),
+        Reference(_PUBLISHED, "published FedNest code", published("fednest_hyper_representation")),
     )
 
 

@@ -122,7 +122,7 @@ def layer(rng: np.random.Generator, inputs: int, outputs: int) -> Layer:
 
 def apply(layer: Layer, inputs: Array) -> Array:
     weights, bias = layer
-    return inputs @ weights + bias
+    return inputs @ weights + bias[None]
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:

@@ -11,6 +11,7 @@ mean 1, can be learned instead (`learn_weights`). Section 6 of the paper (`fig:n
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod import federated
-from aipod.experiments.base import Experiment, Metric, Panel, Reference, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Reference, Task, option
 from aipod.experiments.images import (
     ImageOptions,
     Layer,
@@ -30,6 +31,9 @@ from aipod.experiments.images import (
     layer,
     published,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Network = tuple[Layer, Layer]
 # delta before softplus, tau, and the logarithms of the lower weights.
@@ -91,7 +95,7 @@ def build(options: Options) -> Task:
 
     def lower(x: Tuning, y: Network, batch: tuple[Array, Array]) -> Array:
         images, labels = batch
-        tuned = scale(x) * logits(y, images) + x["tau"]
+        tuned = scale(x)[None] * logits(y, images) + x["tau"][None]
         losses = cross_entropy(tuned, labels)
         if options.learn_weights:
             losses = weights(x)[labels] * losses
@@ -115,8 +119,41 @@ def build(options: Options) -> Task:
             "test_loss": jnp.mean(cross_entropy(found, labels)),
         }
 
+    def draw(figure: "Figure", x: Tuning, y: Network) -> None:
+        found = class_accuracies(logits(federated.average(y), images), labels, classes)
+        draw_tuning(figure, federated.average(x), counts, np.asarray(found))
+
     x0, y0 = (federated.replicate(tree, options.clients) for tree in (x0, y0))
-    return Task(problem, x0, y0, record)
+    return Task(problem, x0, y0, record, picture=Picture(draw, _CAPTION, (9.6, 3.2)))
+
+
+_CAPTION = (
+    "How common each class is in the training data, the scale and the shift of its logit that the "
+    "clients learned to train with, and how well the test images of the class are recognised."
+)
+
+
+def draw_tuning(figure: "Figure", x: Tuning, counts: np.ndarray, accuracies: np.ndarray) -> None:
+    """For each class: its training examples, its learned parameters, and how well it is known."""
+    learned = {"scale δ of the logit": scale(x), "shift τ of the logit": x["tau"]}
+    if "log_weights" in x:
+        learned["weight in the lower loss"] = weights(x)
+    rows = {
+        "training examples": (counts, "#8a8a8a"),
+        **{name: (np.asarray(value), "#0072B2") for name, value in learned.items()},
+        "test accuracy": (accuracies, "#009E73"),
+    }
+    classes = np.arange(len(counts))
+    places = figure.subplots(1, len(rows))
+    for place, (name, (value, colour)) in zip(places, rows.items(), strict=True):
+        place.bar(classes, value, color=colour)
+        place.set_title(name)
+        place.set_xlabel("class")
+        place.set_xticks(classes)
+        place.set_axisbelow(True)
+        place.grid(axis="x", visible=False)
+    places[1].axhline(1, color="black", linewidth=0.8, linestyle="dotted")
+    places[-1].set_ylim(min(0.8, 0.95 * accuracies.min()), 1)
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
@@ -131,12 +168,15 @@ def panels(options: Options) -> tuple[Panel, ...]:
     )
 
 
+_PUBLISHED = ("E-AiPOD and FedNest", "One round per step")
+
+
 def references(options: Options) -> tuple[Reference, ...]:
     if options.data != "mnist":
         return ()
     return (
-        Reference("published E-AiPOD code", published("eaipod_loss_tuning")),
-        Reference("published FedNest code", published("fednest_loss_tuning")),
+        Reference(_PUBLISHED, "published E-AiPOD code", published("eaipod_loss_tuning")),
+        Reference(_PUBLISHED, "published FedNest code", published("fednest_loss_tuning")),
     )
 
 

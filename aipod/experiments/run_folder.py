@@ -4,7 +4,7 @@
     metrics.csv     one row for each recorded step (and metrics.parquet where pyarrow is installed)
     summary.json    how it ended, the totals, the environment
     checkpoint/     the newest states, to resume from
-    figures/        PNG for screens, SVG for print
+    figures/        PNG for screens, SVG for print; picture.* is the experiment's own
     tensorboard/    event files, when they were asked for
     runs/           of a comparison: a folder like this for each variant and seed
 
@@ -25,7 +25,8 @@ import numpy as np
 
 _CONFIG, _METRICS, _SUMMARY = "config.toml", "metrics.csv", "summary.json"
 _PARQUET, _REPORT = "metrics.parquet", "report.html"
-_FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT)
+_TABLE = "table.md"
+_FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT, _TABLE)
 _FOLDERS = ("checkpoint", "figures", "tensorboard", "runs")
 
 

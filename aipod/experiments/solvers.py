@@ -27,6 +27,15 @@ SOLVERS = {
     "fednest": Entry("FedNest", "FedNest", "federations: variance-reduced local steps"),
     "lfednest": Entry("LFedNest", "LFedNest", "federations: the light version, all steps local"),
     "fedavg": Entry("FedAvg", "FedAvg", "federations: local steps blind to the nesting, the floor"),
+    "alset": Entry("ALSET", "ALSET", "AiPOD without constraints"),
+    "bsa": Entry("BSA", "BSA", "more and more steps on y; without constraints"),
+    "stocbio": Entry("StocBiO", "stocBiO", "large batches, constant steps; without constraints"),
+    "ttsa": Entry("TTSA", "TTSA", "one step on y, a slower one on x; constraints on x alone"),
+    "soba": Entry("SOBA", "SOBA", "one step of everything at once; without constraints"),
+    "ig-al": Entry("IGAL", "IG-AL", "y to a tolerance, exact adjoint; no noise, x free"),
+    "first-order-penalty": Entry(
+        "FirstOrderPenalty", "First-order penalty", "no second derivatives; no noise"
+    ),
 }
 
 
@@ -67,6 +76,12 @@ ARGUMENTS = {
     "compression": Argument(
         values.choice("bfloat16", "float16"), "", "messages of 16 bits, for e3-aipod in federations"
     ),
+    "growth": Argument(values.number, "", "steps on y, over the root of the outer step (BSA)"),
+    "decay": Argument(values.number, "", "how fast the steps on y shrink (BSA)"),
+    "batch": Argument(values.whole, "", "draws averaged into each sample (stocBiO)"),
+    "penalty": Argument(values.number, "σ", "weight of the constraint on y in a Lagrangian"),
+    "tolerance": Argument(values.number, "", "how exactly a Lagrangian solves for y"),
+    "perturbation": Argument(values.number, "", "how much of f is mixed into g, for differences"),
     "upper_optimizer": Argument(
         values.optimizer,
         "",

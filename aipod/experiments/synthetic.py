@@ -8,7 +8,7 @@ the lower set, and grad_yy g = I. Gradients carry Gaussian noise.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array
 from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task, option
 from aipod.problem import Bilevel
 from aipod.sampling import Noise
-from aipod.sets import Affine
+from aipod.sets import AbstractSet, Affine, Free
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,9 @@ class Options:
     upper_rank: int = option(20, "rank of B, the constraints on x")
     noise: float = option(0.1, "standard deviation of the noise on every gradient")
     coupled: bool = option(True, "whether the constraint on y moves with x; off sets H = 0")
+    constraints: Literal["both", "upper", "lower", "none"] = option(
+        "both", "which levels are constrained: both, upper, lower or none"
+    )
     problem_seed: int = option(0, "seed of the matrices and of the starting point")
 
     def __post_init__(self) -> None:
@@ -80,8 +83,10 @@ def matrices(options: Options) -> Matrices:
 def build(options: Options) -> Task:
     data = matrices(options)
     c, d = jnp.asarray(data.c, float), jnp.asarray(data.d, float)
-    lower_set = Affine(data.A, 0.0, coupling=data.H if options.coupled else None)
-    upper_set = Affine(data.B)
+    lower_set: AbstractSet = Free()
+    if options.constraints in ("both", "lower"):
+        lower_set = Affine(data.A, 0.0, coupling=data.H if options.coupled else None)
+    upper_set = Affine(data.B) if options.constraints in ("both", "upper") else Free()
 
     def objective(x: Array, y: Array) -> Array:
         return jnp.sin(c @ x + d @ y) + jnp.log(jnp.sum((x + y) ** 2) + 1)
@@ -110,6 +115,8 @@ def build(options: Options) -> Task:
         upper_samples=Noise(options.noise),
         lower_samples=Noise(options.noise),
     )
+    if options.noise == 0:
+        problem = problem.expected()  # for methods that refuse to draw
     rng = np.random.default_rng([options.problem_seed, 1])
     x0, y0 = rng.normal(size=(2, options.dimension)) / np.sqrt(options.dimension)
     rows = data.B[: options.upper_rank]  # orthonormal: x0 goes on the upper set
@@ -127,7 +134,7 @@ def panels(options: Options) -> tuple[Panel, ...]:
     """Figure 1. The paper's left half has T = 2; here T = 1, where p = 1 is AiPOD itself."""
     probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.3, 0.1))
     against = ["aipod", "e-aipod:upper_steps=1", "e-aipod:upper_steps=2"]
-    if not options.coupled:
+    if not options.coupled or options.constraints in ("upper", "none"):
         against.append("e2-aipod")
     return (
         Panel("How often y is projected", probabilities),
@@ -158,6 +165,15 @@ EXPERIMENT = Experiment(
         # Its adjoint is a noisy ProxSkip, for which step 1 would let all of the noise through.
         "e2-aipod": _SHARED
         | {"lower_prob": 0.3, "adjoint_prob": 0.3, "adjoint_lr": 0.2, "adjoint_steps": 10},
+        # These refuse some of the constraints, and the last two noise: see the option constraints.
+        "alset": _NEUMANN,
+        "bsa": {"upper_lr": 0.02, "lower_lr": 0.5, "decay": 0.25, "adjoint_lr": 1.0}
+        | {"adjoint_steps": 1},
+        "stocbio": _NEUMANN,
+        "ttsa": {"upper_lr": 0.02, "lower_lr": 0.05, "adjoint_lr": 1.0, "adjoint_steps": 1},
+        "soba": {"upper_lr": 0.02, "lower_lr": 0.05, "adjoint_lr": 0.05},
+        "ig-al": {"upper_lr": 0.02, "tolerance": 1e-4},
+        "first-order-penalty": {"upper_lr": 0.02, "perturbation": 0.05, "tolerance": 1e-4},
     },
     steps=2000,
 )

@@ -147,7 +147,7 @@ class Distant(AbstractSet):
     def largest(self, values: Array) -> Array:
         return self.numbers.ask(values.astype(self.numbers.asked.dtype), LARGEST)[0]
 
-    def total(self, values: Array) -> Array:
+    def summed(self, values: Array) -> Array:
         return self.numbers.ask(values.astype(self.numbers.asked.dtype), TOTAL)[0]
 
     def message_size(self, y: PyTree) -> int:

@@ -38,11 +38,20 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reference:
+    """A trajectory from elsewhere, drawn dotted."""
+
+    label: str
+    columns: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
 class View:
     """Groups that are drawn together; the first is the measure for the others."""
 
     title: str
     groups: tuple[Group, ...]
+    references: tuple[Reference, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +150,12 @@ def _views(groups: tuple[Group, ...], paths: Sequence[Path]) -> tuple[View, ...]
         folders = [summary["folders"][variant] for variant in panel["variants"]]
         members = tuple(by_folder[name] for name in dict.fromkeys(folders) if name in by_folder)
         if members:
-            views.append(View(panel["title"], members))
+            references = tuple(
+                Reference(one["label"], {k: np.array(v) for k, v in one["columns"].items()})
+                for one in summary.get("references", ())
+                if panel["title"] in one["panels"]
+            )
+            views.append(View(panel["title"], members, references))
     return tuple(views)
 
 

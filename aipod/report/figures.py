@@ -1,6 +1,6 @@
 """Figures for paper and screen, with Matplotlib: PNG and SVG."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,15 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from jaxtyping import PyTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from aipod.report.collect import Group, Section
+from aipod.experiments.base import Picture
+from aipod.report.collect import Group, Reference, Section, View
 from aipod.report.curves import AXES, curve, thinned
-from aipod.report.style import COLOURS, LINES
+from aipod.report.style import COLOURS, LINES, REFERENCE
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -50,10 +52,12 @@ def comparison_figure(section: Section, folder: Path) -> list[Path]:
                 place = grid[row][column]
                 for group in view.groups:
                     _line(place, group, axis, metric)
+                for index, reference in enumerate(view.references):
+                    _reference_line(place, reference, axis, metric, index)
                 _finish(place, axis, metric if column == 0 else None, metric["log"])
             grid[0][column].set_title(view.title)
             grid[-1][column].legend(
-                loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=_columns(view.groups)
+                loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=_columns(view)
             )
 
         seeds = max(len(group.runs) for group in section.groups)
@@ -61,8 +65,8 @@ def comparison_figure(section: Section, folder: Path) -> list[Path]:
             note = f"lines: median of {seeds} seeds; shaded: their range"
             figure.supxlabel(note, fontsize=8, color="#555555")
 
-    legend = 0.2 * max(-(-len(view.groups) // _columns(view.groups)) for view in section.views)
-    return _save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
+    legend = 0.2 * max(-(-len(_labels(view)) // _columns(view)) for view in section.views)
+    return save(folder, "comparison", (width, 2.5 * len(axes) + legend + 0.2), draw)
 
 
 def run_figure(section: Section, folder: Path) -> list[Path]:
@@ -86,7 +90,12 @@ def run_figure(section: Section, folder: Path) -> list[Path]:
 
     rows = max(len(metrics) for metrics, _ in parts)
     title = f"{section.experiment}: {group.label}, seed {group.runs[0].summary['seed']}"
-    return _save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
+    return save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
+
+
+def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list[Path]:
+    """The experiment's own picture of where a run ended."""
+    return save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
 
 
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
@@ -97,6 +106,16 @@ def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
     if len(group.runs) > 1:
         shade: Any = (up.low[rows], up.high[rows])
         place.fill_between(across[rows], *shade, color=colour, alpha=0.18, linewidth=0)
+
+
+def _reference_line(
+    place: Axes, reference: Reference, axis: str, metric: dict[str, Any], index: int
+) -> None:
+    across, up = reference.columns.get(axis), reference.columns.get(metric["name"])
+    # Without values for this axis the line is only in the legend.
+    shown = ((), ()) if across is None or up is None else (across, up)
+    line = ("dotted", (0, (1, 2.6)))[index % 2]
+    place.plot(*shown, color=REFERENCE, linestyle=line, linewidth=1.4, label=reference.label)
 
 
 def _metric_line(place: Axes, group: Group, axis: str, metric: dict[str, Any], index: int) -> None:
@@ -124,20 +143,27 @@ def _finish(place: Axes, axis: str, metric: dict[str, Any] | None, logarithmic: 
 
 
 def _thousands(value: float, _: Any = None) -> str:
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,g} M"
     return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"
 
 
-def _columns(groups: Sequence[Group]) -> int:
-    return 2 if max(len(group.label) for group in groups) < 22 else 1
+def _labels(view: View) -> list[str]:
+    return [group.label for group in view.groups] + [one.label for one in view.references]
 
 
-def _save(
+def _columns(view: View) -> int:
+    return 2 if max(map(len, _labels(view))) < 22 else 1
+
+
+def save(
     folder: Path,
     name: str,
     size: tuple[float, float],
     draw: Callable[[Figure], None],
     title: str = "",
 ) -> list[Path]:
+    """Draws and writes a figure as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with plt.rc_context(_STYLE):

@@ -78,6 +78,7 @@
     function lines(trace) {
       const [x, y] = [trace.columns[across.value], trace.columns[up.value]];
       const found = [];
+      if (!x || !y) return found; // a line from elsewhere, which does not know this axis
       const range = trace.ranges[up.value];
       if (band.checked && range) {
         const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", type: "scatter" };
@@ -94,7 +95,7 @@
 
     // Largest over smallest value: few powers of ten leave room for 2 and 5 between them.
     function spread(select) {
-      const values = shown().flatMap((index) => section.traces[index].columns[select.value]);
+      const values = shown().flatMap((index) => section.traces[index].columns[select.value] || []);
       const positive = values.filter((value) => value > 0);
       return Math.max(...positive) / Math.min(...positive);
     }

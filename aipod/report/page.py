@@ -1,5 +1,6 @@
 """The report: one HTML file with interactive charts that opens without a network."""
 
+import base64
 import importlib.metadata
 import json
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from string import Template
 from typing import Any
 
 from aipod.experiments import SUMMARIES
-from aipod.experiments.run_folder import finite
+from aipod.experiments.run_folder import RunFolder, finite
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
 from aipod.report.curves import AXES, available_axes, curve, rows, thinned
-from aipod.report.style import COLOURS, DARK_COLOURS, LINES
+from aipod.report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
 
 MARK = '<meta name="generator" content="aipod report">'
 
@@ -67,15 +68,22 @@ def _embedded(data: Any) -> str:
 
 def _data(section: Section) -> dict[str, Any]:
     axes = available_axes(section.groups)
+    references = list(dict.fromkeys(r.label for view in section.views for r in view.references))
+    first = len(section.groups)
     return {
         "axis": section.axes[0],
         "axes": [[name, AXES[name]] for name in axes],
         "metrics": section.metrics,
         "views": [
-            {"title": view.title, "traces": [group.index for group in view.groups]}
+            {
+                "title": view.title,
+                "traces": [group.index for group in view.groups]
+                + [first + references.index(reference.label) for reference in view.references],
+            }
             for view in section.views
         ],
-        "traces": [_trace(group, section, axes) for group in section.groups],
+        "traces": [_trace(group, section, axes) for group in section.groups]
+        + [_reference(label, section) for label in references],
     }
 
 
@@ -100,6 +108,20 @@ def _trace(group: Group, section: Section, axes: list[str]) -> dict[str, Any]:
     }
 
 
+def _reference(label: str, section: Section) -> dict[str, Any]:
+    """What others have measured, as a dotted line; it may not know every axis."""
+    found = next(r for view in section.views for r in view.references if r.label == label)
+    return {
+        "label": label,
+        "colour": REFERENCE,
+        "dark": DARK_REFERENCE,
+        "dash": "dot",
+        "seeds": 1,
+        "columns": {name: _digits(column) for name, column in found.columns.items()},
+        "ranges": {},
+    }
+
+
 def _digits(column: Any) -> list[float]:
     """Six digits are more than a screen shows, and a third of the size."""
     return [float(f"{value:.6g}") for value in column]
@@ -119,12 +141,33 @@ def _section(index: int, section: Section) -> str:
 <div class="chart"></div>
 <ul class="legend" aria-label="Lines"></ul>
 <p class="quiet">{note}Drag to zoom, double-click to zoom out.</p>
+{_pictures(section)}
 <h3>Summary</h3>
 {tables}
 <p class="quiet">{_COLUMNS}</p>
 <h3>Configuration</h3>
 {_configuration(section)}
 </section>"""
+
+
+def _pictures(section: Section) -> str:
+    """The experiment's own picture for each group, of its first seed, where the runs drew one."""
+    several = len(section.groups) > 1
+    shown = []
+    for group in section.groups:
+        run = group.runs[0]
+        file = RunFolder(run.path).figures / "picture.png"
+        caption = run.summary.get("picture")
+        if not caption or not file.is_file():
+            continue
+        # The page's policy fetches nothing, not even a file beside it.
+        source = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
+        words = f"{group.label}, seed {run.summary['seed']}. {caption}" if several else caption
+        shown.append(
+            f'<figure><img src="{source}" alt="{escape(words)}">'
+            f"<figcaption>{escape(words)}</figcaption></figure>"
+        )
+    return "<h3>Result</h3>\n" + "\n".join(shown) if shown else ""
 
 
 def _sentence(text: str) -> str:

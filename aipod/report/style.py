@@ -4,6 +4,8 @@
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # On a dark page black becomes the palette's yellow, and the dark blue a lighter one.
 DARK_COLOURS = ("#4DA6DB", "#E8743B", "#2BC293", "#D99BBE", "#E69F00", "#9CD3F2", "#F0E442")
+# For what others have measured.
+REFERENCE, DARK_REFERENCE = "#8a8a8a", "#a8a8a8"
 # Matplotlib's and Plotly's names for the same lines.
 LINES: tuple[tuple[str | tuple[float, tuple[float, ...]], str], ...] = (
     ("solid", "solid"),

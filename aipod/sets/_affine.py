@@ -77,15 +77,28 @@ class AbstractLinearSet(AbstractSet):
     map: eqx.AbstractVar[DenseMap | IterativeMap]
     target: eqx.AbstractVar[PyTree]
     coupling: eqx.AbstractVar[Callable[[PyTree], PyTree] | None]
-    # A^+ c, kept when nothing moves it; under a coupling it must be found at every x.
+    # A^+ c, kept when nothing moves it; under a coupling it must be found at every x. In the
+    # coordinates of the map.
     particular: eqx.AbstractVar[PyTree | None]
 
     @abc.abstractmethod
     def _flatten(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         """y as the map takes it, and the way back."""
 
-    @abc.abstractmethod
-    def _pinv(self, b: PyTree) -> PyTree: ...
+    def _mv(self, flat: PyTree) -> PyTree:
+        return self.map.mv(flat)
+
+    def _tangent(self, flat: PyTree) -> PyTree:
+        return self.map.tangent(flat)
+
+    def _solve(self, b: PyTree) -> PyTree:
+        return self.map.solve(b)
+
+    def _lift(self, coordinates: PyTree) -> PyTree:
+        return self.map.lift(coordinates)
+
+    def _project(self, flat: PyTree, coordinates: PyTree) -> PyTree:
+        return self.map.project(flat, coordinates)
 
     @property
     def coupled(self) -> bool:
@@ -118,28 +131,22 @@ class AbstractLinearSet(AbstractSet):
     def _particular(self, x: PyTree) -> PyTree:
         if self.particular is not None:
             return self.particular
-        return self._pinv(self._right_hand_side(x))
+        return self._solve(self._right_hand_side(x))
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         flat, restore = self._flatten(y)
-        return restore(optax.tree.add(self._tangent(flat), self._particular(x)))
+        return restore(self._project(flat, self._particular(x)))
 
     def tangent(self, v: PyTree) -> PyTree:
         flat, restore = self._flatten(v)
         return restore(self._tangent(flat))
 
-    def _tangent(self, flat: PyTree) -> PyTree:
-        return self.map.tangent(flat)
-
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
-        particular = self._particular(x)
+        particular = self._lift(self._particular(x))
         return particular if like is None else self._flatten(like)[1](particular)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return optax.tree.sub(self._mv(self._flatten(y)[0]), self._right_hand_side(x))
-
-    def _mv(self, flat: PyTree) -> PyTree:
-        return self.map.mv(flat)
 
     def at(self, x: PyTree) -> Self:
         if self.coupling is None:
@@ -156,7 +163,7 @@ class AbstractLinearSet(AbstractSet):
         if self.coupling is None:
             return y
         flat, restore = self._flatten(y)
-        return restore(jax.tree.map(attach, flat, self._particular(x)))
+        return restore(jax.tree.map(attach, flat, self._lift(self._particular(x))))
 
     def example(self) -> PyTree:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.map.in_structure)
@@ -189,9 +196,9 @@ class AbstractLinearSet(AbstractSet):
 
 @eqx.filter_jit
 def _solve_for(constraint: AbstractLinearSet, right: PyTree) -> tuple[PyTree, PyTree]:
-    """A^+ right, and by how much it misses A y = right."""
-    particular = constraint._pinv(right)
-    return particular, optax.tree.sub(constraint._mv(particular), right)
+    """A^+ right in the map's coordinates, and by how much it misses A y = right."""
+    particular = constraint._solve(right)
+    return particular, optax.tree.sub(constraint._mv(constraint._lift(particular)), right)
 
 
 class Affine(AbstractLinearSet):
@@ -219,6 +226,8 @@ class Affine(AbstractLinearSet):
     target: PyTree
     coupling: Callable[[PyTree], PyTree] | None
     particular: PyTree | None
+    # (U / s)' c and (U / s)' H for a matrix coupling: the particular solution is then one product.
+    reduced: tuple[Array, Array] | None
     structured: bool = eqx.field(static=True)  # y is taken as the operator takes it, not ravelled
 
     def __init__(
@@ -233,7 +242,9 @@ class Affine(AbstractLinearSet):
         self.structured = isinstance(A, lx.AbstractLinearOperator)
         self.target = self._as_target(c)
         self.coupling = as_coupling(coupling)
-        self.particular = None
+        self.particular = self.reduced = None
+        if isinstance(self.coupling, LinearCoupling) and isinstance(self.map, DenseMap):
+            self.reduced = _reduced(self.map, self.target, self.coupling.matrix)
         if self.coupling is None:
             self.particular = self._require_nonempty(self.target, "the set {y : A y = c}")
 
@@ -271,8 +282,19 @@ class Affine(AbstractLinearSet):
             return y, lambda flat: flat
         return ravel_pytree(y)
 
-    def _pinv(self, b: PyTree) -> PyTree:
-        return self.map.pinv(b)
+    def _particular(self, x: PyTree) -> PyTree:
+        if self.coupling is None or self.reduced is None or x is None:
+            return super()._particular(x)
+        base, slope = self.reduced
+        return base - slope @ ravel_pytree(x)[0]
+
+
+@eqx.filter_jit
+def _reduced(map: DenseMap, target: Array, matrix: Array) -> tuple[Array, Array] | None:
+    """None where H does not fit; the coupling itself says so when it is called."""
+    if matrix.shape[0] != target.shape[0]:
+        return None
+    return map.solve(target), map.solve(matrix.T).T
 
 
 def _as_map(A: Any) -> DenseMap | IterativeMap:

@@ -53,7 +53,7 @@ class AbstractSet(eqx.Module):
         """The largest of some numbers, one for each client where there are clients."""
         return jnp.max(values)
 
-    def total(self, values: Array) -> Array:
+    def summed(self, values: Array) -> Array:
         """Their sum."""
         return jnp.sum(values)
 

@@ -105,11 +105,11 @@ class Flow(AbstractLinearSet):
             )
         return leaves[0], lambda flat: jax.tree.unflatten(structure, [flat])
 
-    def _per_commodity(self, function: Callable[[Array], Array], value: Array) -> Array:
+    def _per_commodity(self, function: Callable[..., Array], *values: Array) -> Array:
         # The dense map takes a batch as it is; a Lineax operator wants one vector at a time.
-        if isinstance(self.map, DenseMap) or value.ndim == 1:
-            return function(value)
-        return jax.vmap(function)(value)
+        if isinstance(self.map, DenseMap) or values[0].ndim == 1:
+            return function(*values)
+        return jax.vmap(function)(*values)
 
     def _tangent(self, flat: PyTree) -> PyTree:
         return self._per_commodity(self.map.tangent, flat)
@@ -117,8 +117,14 @@ class Flow(AbstractLinearSet):
     def _mv(self, flat: PyTree) -> PyTree:
         return self._per_commodity(self.map.mv, flat)
 
-    def _pinv(self, b: PyTree) -> PyTree:
-        return self._per_commodity(self.map.pinv, b)
+    def _solve(self, b: PyTree) -> PyTree:
+        return self._per_commodity(self.map.solve, b)
+
+    def _lift(self, coordinates: PyTree) -> PyTree:
+        return self._per_commodity(self.map.lift, coordinates)
+
+    def _project(self, flat: PyTree, coordinates: PyTree) -> PyTree:
+        return self._per_commodity(self.map.project, flat, coordinates)
 
     def example(self) -> PyTree:
         return jnp.zeros(self._shape(), self.target.dtype)

@@ -1,7 +1,8 @@
 """Linear maps with a fixed null space: what every linear equality constraint needs of its matrix.
 
-`DenseMap` factors a matrix once; `IterativeMap` never forms one. Both answer the same three
-questions: `mv` (A v), `tangent` (the projection of v on Ker A) and `pinv` (A^+ b).
+`DenseMap` factors a matrix once; `IterativeMap` never forms one. Both answer the same questions:
+`mv` (A v), `tangent` (the projection of v on Ker A), `solve` (A^+ b, in whatever coordinates suit
+the map), `lift` (a vector from those coordinates) and `project` (the nearest solution to v).
 """
 
 from typing import Any
@@ -70,8 +71,21 @@ class DenseMap(eqx.Module):
             return (v @ self.kernel) @ self.kernel.T
         return v - (v @ self.row) @ self.row.T
 
-    def pinv(self, b: Float[Array, "*b m"]) -> Float[Array, "*b d"]:
-        return (b @ self.scaled_left) @ self.row.T
+    def solve(self, b: Float[Array, "*b m"]) -> Float[Array, "*b r"]:
+        """A^+ b in the row basis."""
+        return b @ self.scaled_left
+
+    def lift(self, coordinates: Float[Array, "*b r"]) -> Float[Array, "*b d"]:
+        return coordinates @ self.row.T
+
+    def project(
+        self, v: Float[Array, "*b d"], coordinates: Float[Array, "*b r"]
+    ) -> Float[Array, "*b d"]:
+        if self.kernel is not None:
+            return self.tangent(v) + self.lift(coordinates)
+        # In the row basis there and back: the solution itself is never formed, which would read
+        # the basis a third time.
+        return v + self.lift(coordinates - v @ self.row)
 
 
 class _SparseProduct(eqx.Module):
@@ -116,8 +130,15 @@ class IterativeMap(eqx.Module):
         image = self.operator.mv(v)
         return image if self.row_scale is None else image * self.row_scale
 
-    def pinv(self, b: PyTree) -> PyTree:
+    def solve(self, b: PyTree) -> PyTree:
+        """A^+ b as it is."""
         return self._least_norm(b if self.row_scale is None else b / self.row_scale)
+
+    def lift(self, coordinates: PyTree) -> PyTree:
+        return coordinates
+
+    def project(self, v: PyTree, coordinates: PyTree) -> PyTree:
+        return optax.tree.add(self.tangent(v), coordinates)
 
     def tangent(self, v: PyTree) -> PyTree:
         # A second pass on the remainder removes what the first left of the row space.

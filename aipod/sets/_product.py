@@ -31,10 +31,11 @@ class Product(AbstractSet):
             self.parts = dict(parts)
         else:
             self.parts = type(parts)(parts) if isinstance(parts, list) else tuple(parts)
-        if not self._sets() or not all(isinstance(s, AbstractSet) for s in self._sets()):
+        if not self.sets() or not all(isinstance(s, AbstractSet) for s in self.sets()):
             raise ValueError("Product takes at least one set for each part, as in {'w': Free()}.")
 
-    def _sets(self) -> list:
+    def sets(self) -> list[AbstractSet]:
+        """The sets, in the order of the parts."""
         return list(self.parts.values()) if isinstance(self.parts, dict) else list(self.parts)
 
     def _each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
@@ -58,11 +59,11 @@ class Product(AbstractSet):
 
     @property
     def coupled(self) -> bool:
-        return any(s.coupled for s in self._sets())
+        return any(s.coupled for s in self.sets())
 
     @property
     def federated(self) -> bool:
-        return any(s.federated for s in self._sets())
+        return any(s.federated for s in self.sets())
 
     def for_round(self, key: PRNGKeyArray) -> "Product":
         # One key for all parts: the clients that take part in a round bring everything along.

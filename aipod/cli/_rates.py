@@ -1,0 +1,109 @@
+"""`aipod rates`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from aipod.cli._run import free_folder
+from aipod.cli._show import err, out
+from aipod.experiments.environment import environment
+from aipod.experiments.rates import METHODS, PROBLEMS, markdown, measure
+from aipod.experiments.run_folder import RunFolder, finite
+from aipod.experiments.toml import dump
+from aipod.experiments.values import suggestion
+from aipod.report.rate_figures import rates_figure
+
+
+def rates(
+    path: Path | None,
+    *,
+    steps: int,
+    seeds: int,
+    seed: int,
+    problems: str | None,
+    methods: str | None,
+    force: bool,
+    as_json: bool,
+) -> int:
+    chosen = {
+        "problems": names(problems, PROBLEMS, "problems"),
+        "methods": names(methods, tuple(METHODS), "methods"),
+    }
+    for name, value, least in (("steps", steps, 1000), ("seeds", seeds, 1)):
+        if value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}.")
+    folder = RunFolder(path) if path is not None else free_folder("rates")
+    config = {"steps": steps, "seeds": seeds, "seed": seed} | chosen
+    folder.create("# What `aipod rates` measured here.\n\n" + dump(config), force=force)
+    summary = measure(
+        steps,
+        seeds,
+        seed,
+        problems=chosen["problems"],
+        chosen=chosen["methods"],
+        told=lambda words: err.print(escape(words)),
+    )
+    summary |= {"environment": environment()}
+    conclude(folder, summary, markdown(summary))
+    rates_figure(summary, folder.figures)
+    if as_json:
+        print(json.dumps(finite(summary | {"folder": str(folder.path)})))
+    else:
+        _show(summary)
+        err.print(f"written to {escape(str(folder.path))}: table.md, summary.json and figures")
+    return 0
+
+
+def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The names in a list with commas between; all that are known where there is no list."""
+    if given is None:
+        return tuple(known)
+    found = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    for name in found:
+        if name not in known:
+            raise ValueError(
+                f"--{what}: there is no {name!r}.{suggestion(name, known)} "
+                f"There are: {', '.join(known)}."
+            )
+    return found
+
+
+def conclude(folder: RunFolder, summary: dict[str, Any], table: str) -> None:
+    """The summary, and the table as a file for documents."""
+    folder.write_summary(summary)
+    (folder.path / "table.md").write_text(table, encoding="utf-8")
+
+
+def _show(summary: dict[str, Any]) -> None:
+    out.print(f"[bold]Exponents e of cost ~ ε^−e, or of T^e[/bold] ({summary['seeds']} seeds)\n")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in summary["rows"]:
+        groups.setdefault(f"{row['problem']}: {row['method']}", []).append(row)
+    for who, rows in groups.items():
+        out.print(f"[bold]{escape(who)}[/bold]")
+        out.print(_table(rows))
+        for words in dict.fromkeys(row["note"] for row in rows if row["measured"] is None):
+            out.print(f"  {escape(words)}.\n")
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 2))
+    table.add_column("", no_wrap=True, min_width=34)
+    for name in ("claimed", "counted", "measured"):
+        table.add_column(name, justify="right")
+    table.add_column("95 % interval", justify="right", no_wrap=True, min_width=14)
+    for row in rows:
+        found = row["measured"]
+        table.add_row(
+            f"  {escape(row['cost'])}",
+            f"{row['claimed']:g}",
+            "" if row["counted"] is None else f"{row['counted']:.2f}",
+            "none" if found is None else f"{found['value']:.2f}",
+            "" if found is None else f"{found['low']:.2f} to {found['high']:.2f}",
+        )
+    table.add_row()
+    return table

@@ -1,0 +1,168 @@
+"""The first-order penalty method's slots: the hypergradient as a difference of gradients."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod._tree import axpy, cast_like
+from aipod.adjoint import AbstractAdjoint
+from aipod.cost import Cost, rounds_of
+from aipod.hypergradient import upper_gradient
+from aipod.lower import AbstractLower
+from aipod.problem import Bilevel, Constant
+from aipod.sampling import batch_size, draw
+from aipod.stepsize import Rates, StepSize, check_rate
+from aipod.upper import AbstractUpper, check_upper_rate
+
+
+class _Penalised(eqx.Module):
+    """g + delta f, for a batch of each."""
+
+    problem: Bilevel
+    delta: Array | float
+
+    def __call__(self, x: PyTree, y: PyTree, batches: Any) -> Array:
+        upper_batch, lower_batch = batches
+        share = self.delta * self.problem.upper(x, y, upper_batch)
+        return self.problem.lower(x, y, lower_batch) + share
+
+
+class PerturbedLower(AbstractAdjoint):
+    """z as a difference quotient: the lower level is solved once more, with a little of f in it.
+
+        y_delta = argmin over the lower set of g(x, .) + delta f(x, .),   z = (y - y_delta) / delta
+
+    which tends to (P G P)^+ P grad_y f as delta does to 0, without a second derivative.
+
+    **Arguments:**
+
+    - `lower`: the slot that solves the perturbed level.
+    - `delta`: the perturbation.
+
+    !!! example
+        ```python
+        adjoint = aipod.PerturbedLower(aipod.AugmentedLagrangian(tolerance=1e-6), delta=1e-3)
+        ```
+    """
+
+    lower: AbstractLower
+    delta: float = 1e-2
+
+    def __check_init__(self) -> None:
+        check_rate(self.delta, "perturbation (delta)")
+
+    @property
+    def rate(self) -> StepSize:
+        return self.lower.lr
+
+    def _perturbed(self, problem: Bilevel, batches: Any) -> Bilevel:
+        return Bilevel(
+            problem.upper,
+            _Penalised(problem, self.delta),
+            problem.upper_set,
+            problem.lower_set,
+            problem.upper_samples,
+            Constant(batches),
+        )
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return y, self.lower.init(problem, x, y)
+
+    def solve(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        upper_batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        start, kept = state
+        lower_batch = draw(problem.lower_samples, key)
+        perturbed = self._perturbed(problem, (upper_batch, lower_batch))
+        moved, kept, cost = self.lower.run(perturbed, x, start, kept, rates, key=key)
+        z = optax.tree.scale(1 / self.delta, optax.tree.sub(y, moved))
+        spent = Cost(
+            cost.projections,
+            upper_samples=cost.lower_samples * batch_size(problem.upper_samples),
+            lower_samples=cost.lower_samples * batch_size(problem.lower_samples),
+            rounds=cost.rounds,
+            sent_y=cost.sent_y,
+        )
+        return cast_like(z, y), (moved, kept), spent
+
+
+class DifferenceStep(AbstractUpper):
+    """One projected step along a hypergradient that is a difference of first derivatives.
+
+        V(t, p) = d/dx g(x, t(x)) + p delta d/dx f(x_, t(x)),   t(x) moving as the set does
+        x <- project_x(x - alpha (grad_x f(x, y) + (V(y - delta z, 1) - V(y, 0)) / delta))
+
+    x_ is x held fixed. In place of -grad_xy g z + L' (grad_y f - grad_yy g z), to which it tends
+    with delta; the multipliers of the constraint are eliminated as everywhere in this library.
+
+    **Arguments:**
+
+    - `lr` [alpha]: the step size; or
+    - `optimizer`: an `optax.GradientTransformation`.
+    - `delta`: the perturbation behind z.
+
+    !!! example
+        ```python
+        upper = aipod.DifferenceStep(lr=0.1, delta=1e-3)
+        ```
+    """
+
+    lr: StepSize | None = None
+    optimizer: optax.GradientTransformation | None = None
+    delta: float = 1e-2
+
+    def __check_init__(self) -> None:
+        check_upper_rate(self.lr)
+        check_rate(self.delta, "perturbation (delta)")
+        if (self.lr is None) == (self.optimizer is None):
+            raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+
+    def update(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        z: PyTree,
+        implicit: PyTree,
+        batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        lower_batch = draw(problem.lower_samples, key)
+
+        def value(moving: PyTree, point: PyTree, share: float) -> Array:
+            followed = problem.lower_set.follow(point, moving)
+            total = problem.lower(moving, followed, lower_batch)
+            if share and problem.lower_set.coupled:
+                total = total + self.delta * problem.upper(x, followed, batch)
+            return total
+
+        there = jax.grad(value)(x, axpy(y, -self.delta, z), 1.0)
+        here = jax.grad(value)(x, y, 0.0)
+        through = optax.tree.scale(1 / self.delta, optax.tree.sub(there, here))
+        direction = optax.tree.add(upper_gradient(problem, x, y, batch), through)
+        direction = problem.upper_set.riesz(direction)
+        upper_set = problem.upper_set.for_round(key)
+        rounds = rounds_of(problem.upper_set, 1)
+        spent = batch_size(problem.lower_samples)
+        cost = Cost(1, lower_samples=spent, rounds=rounds, sent_x=rounds)
+        if self.optimizer is None:
+            moved = axpy(x, -rates(self.lr), direction)
+        else:
+            along = cast_like(upper_set.tangent(direction), x)
+            change, state = self.optimizer.update(along, state, x)
+            moved = optax.tree.add(x, change)
+        return cast_like(upper_set.project(moved), x), state, cost

@@ -1,0 +1,107 @@
+"""SOBA's slots: one step of everything, each from where all of them stood before."""
+
+from typing import Any
+
+import jax
+import optax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from aipod._random import subkeys
+from aipod._tree import axpy
+from aipod.adjoint import AbstractAdjoint
+from aipod.cost import Cost
+from aipod.lower import AbstractLower
+from aipod.problem import Bilevel
+from aipod.sampling import batch_size, draw
+from aipod.stepsize import Curvature, Rates, StepSize, check_rate, hessian_product
+
+
+class SimultaneousLower(AbstractLower):
+    """One gradient step on y that the other slots see one outer step later.
+
+        y_next = y - beta grad_y g(x, y; phi)
+
+    The slot hands on y and keeps y_next, so that the adjoint and x move from the same (x, y) as y
+    does. After K outer steps the y of the state is that of step K - 1.
+
+    **Arguments:**
+
+    - `lr` [beta]: the step size.
+
+    !!! example
+        ```python
+        lower = aipod.SimultaneousLower(lr=0.1)
+        ```
+    """
+
+    lr: StepSize = Curvature()
+
+    def __check_init__(self) -> None:
+        check_rate(self.lr, "lower_lr")
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return y
+
+    def run(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        gradient = jax.grad(problem.lower, argnums=1)(x, state, draw(problem.lower_samples, key))
+        new = axpy(state, -rates(self.lr), gradient)
+        return state, new, Cost(lower_samples=batch_size(problem.lower_samples))
+
+
+class SimultaneousAdjoint(AbstractAdjoint):
+    """One gradient step on the linear system of z that x sees one outer step later.
+
+        z_next = z - rho (grad_yy g(x, y; phi) z - grad_y f(x, y; xi))
+
+    **Arguments:**
+
+    - `lr` [rho]: the step size.
+
+    !!! example
+        ```python
+        adjoint = aipod.SimultaneousAdjoint(lr=0.1)
+        ```
+    """
+
+    lr: StepSize = Curvature()
+
+    def __check_init__(self) -> None:
+        check_rate(self.lr, "adjoint_lr")
+
+    @property
+    def rate(self) -> StepSize:
+        return self.lr
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return optax.tree.zeros_like(y)
+
+    def solve(
+        self,
+        problem: Bilevel,
+        x: PyTree,
+        y: PyTree,
+        upper_batch: Any,
+        state: PyTree,
+        rates: Rates,
+        *,
+        key: PRNGKeyArray,
+    ) -> tuple[PyTree, PyTree, Cost]:
+        upper_key, lower_key = subkeys(key, 2)
+        xi, phi = draw(problem.upper_samples, upper_key), draw(problem.lower_samples, lower_key)
+        slope = jax.grad(problem.upper, argnums=1)(x, y, xi)
+        product = hessian_product(lambda t: problem.lower(x, t, phi), y, state)
+        new = axpy(state, -rates(self.lr), optax.tree.sub(product, slope))
+        cost = Cost(
+            upper_samples=batch_size(problem.upper_samples),
+            lower_samples=batch_size(problem.lower_samples),
+        )
+        return state, new, cost

@@ -1,0 +1,133 @@
+"""Seconds per outer step of the federated task on a CPU, and what they go into.
+
+    taskset -c 0 python benchmarks/federated_speed.py
+    python benchmarks/federated_speed.py --clients 5000 --examples 24 --batch-size 24
+
+The first line is the paper's size (50 clients, 60,000 images, batches of 256) on one core. The
+images are random numbers of MNIST's size: the time does not depend on what they show.
+"""
+
+import argparse
+import resource
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import aipod
+from aipod import federated
+from aipod.experiments.hyper_representation import EXPERIMENT, features
+from aipod.experiments.images import apply, cross_entropy, layer, squared_norm
+from aipod.experiments.solvers import make
+from aipod.problem import Composite
+
+PIXELS, HIDDEN, CLASSES = 784, 200, 10
+
+
+def federation(clients: int, train: int, validation: int, batch_size: int) -> aipod.Bilevel:
+    """The task of `hyper-representation` on random images, of any size."""
+    rng = np.random.default_rng(0)
+
+    def images(count: int) -> tuple[np.ndarray, np.ndarray]:
+        pixels = rng.normal(size=(clients, count, PIXELS)).astype(np.float32)
+        return pixels, rng.integers(0, CLASSES, size=(clients, count)).astype(np.int32)
+
+    def loss(hidden, y, batch):
+        return jnp.mean(cross_entropy(apply(y, hidden), batch[1]))
+
+    def penalised(hidden, y, batch):
+        return loss(hidden, y, batch) + 0.05 * squared_norm(y)
+
+    return federated.federate(
+        Composite(features, loss),
+        Composite(features, penalised),
+        images(validation),
+        images(train),
+        batch_size=batch_size,
+    )
+
+
+def products(clients: int, train: int, batch_size: int, lower: int, adjoint: int) -> float:
+    """GFLOP of matrix products in one outer step of E-AiPOD that computes no feature twice.
+
+    Features of all training images; forward and backward through the first layer for a batch of
+    each level; and the head: 2 products a gradient, 4 a product with the Hessian.
+    """
+    first = 2 * PIXELS * HIDDEN
+    head = 2 * HIDDEN * CLASSES
+    images = train + 4 * batch_size
+    heads = batch_size * (2 * lower + 4 * (adjoint - 1 + 4) + 8)
+    return clients * (images * first + heads * head) / 1e9
+
+
+def product_rate() -> float:
+    """GFLOP/s of the task's largest matrix product alone, compiled as `solve` compiles."""
+    from aipod.chunk import _compile
+
+    rng = np.random.default_rng(0)
+    a = jnp.asarray(rng.normal(size=(50, 960, PIXELS)), jnp.float32)
+    b = jnp.asarray(rng.normal(size=(50, PIXELS, HIDDEN)), jnp.float32)
+    product = _compile(jax.jit(jnp.matmul).lower(a, b))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        product(a, b).block_until_ready()
+        seconds.append(time.perf_counter() - began)
+    return 2 * 50 * 960 * PIXELS * HIDDEN / min(seconds) / 1e9
+
+
+def measure(
+    solver: str, clients: int, examples: int, batch_size: int, steps: int, hidden: int
+) -> None:
+    train = round(0.8 * examples)
+    problem = federation(clients, train, examples - train, batch_size)
+    rng = np.random.default_rng(1)
+    x0 = federated.replicate(layer(rng, PIXELS, hidden), clients)
+    y0 = federated.replicate(layer(rng, hidden, CLASSES), clients)
+    arguments: dict[str, Any] = dict(EXPERIMENT.arguments[solver])
+    made = make(solver, arguments)
+    key = jax.random.key(0)
+
+    def seconds(count: int) -> float:
+        began = time.perf_counter()
+        aipod.solve(problem, made, x0, y0, count, key=key)
+        return time.perf_counter() - began
+
+    first = seconds(1)
+    # The first step has a cold power iteration: its time is taken off.
+    paces = [(seconds(1 + steps) - seconds(1)) / steps for _ in range(3)]
+    pace = float(np.median(paces))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    line = (
+        f"{solver}, {clients} clients of {examples} images, batches of {batch_size}: "
+        f"{pace:.3f} s a step (median of 3 runs of {steps}), first step with compiling "
+        f"{first:.1f} s, peak memory {memory:.2f} GB"
+    )
+    if solver == "e-aipod" and hidden == HIDDEN:
+        gflop = products(
+            clients, train, batch_size, arguments["lower_steps"], arguments["adjoint_steps"]
+        )
+        rate = product_rate()
+        line += (
+            f"; {gflop:.1f} GFLOP of matrix products, {gflop / rate:.3f} s of it at the "
+            f"{rate:.0f} GFLOP/s of one alone: {gflop / rate / pace:.0%}"
+        )
+    print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--solver", default="e-aipod")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--examples", type=int, default=1200, help="images of each client")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=200, help="hidden units of the network")
+    parser.add_argument("--steps", type=int, default=5)
+    chosen = parser.parse_args()
+    measure(**vars(chosen))
+
+
+if __name__ == "__main__":
+    main()

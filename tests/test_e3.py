@@ -1,0 +1,280 @@
+"""E3-AiPOD: one round per outer step, fixed points that are the stationary points, safe steps."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aipod
+from aipod import federated
+from tests.problems import quadratic, synthetic
+
+KEY = jax.random.key(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """Heterogeneous quadratic clients and the exact solution of their bilevel problem.
+
+    g_m = 1/2 y'Q_m y - y'(C_m x + t_m),   f_m = 1/2 ||y - s_m||^2 + 1/2 x'R_m x
+    """
+
+    problem: aipod.Bilevel
+    data: tuple[np.ndarray, ...]
+    x: np.ndarray
+    y: np.ndarray
+
+    def start(self):
+        clients = len(self.data[0])
+        return tuple(federated.replicate(jnp.zeros(v.size), clients) for v in (self.x, self.y))
+
+
+def lower(x, y, batch):
+    Q, C, t = (part[0] for part in batch[:3])
+    return 0.5 * y @ Q @ y - y @ (C @ x + t)
+
+
+def upper(x, y, batch):
+    R, s = (part[0] for part in batch[3:])
+    return 0.5 * jnp.sum((y - s) ** 2) + 0.5 * x @ R @ x
+
+
+def federation(clients=20, n=3, m=4, seed=0, **options):
+    rng = np.random.default_rng(seed)
+
+    def positive(size):
+        root = rng.normal(size=(clients, size, size))
+        return root @ root.transpose(0, 2, 1) / size + 0.5 * np.eye(size)
+
+    data = (
+        positive(m),
+        rng.normal(size=(clients, m, n)),
+        rng.normal(size=(clients, m)),
+        positive(n),
+        rng.normal(size=(clients, m)),
+    )
+    Q, C, t, R, s = (part.mean(axis=0) for part in data)
+    L, shift = np.linalg.solve(Q, C), np.linalg.solve(Q, t)  # y*(x) = L x + shift
+    x = np.linalg.solve(L.T @ L + R, L.T @ (s - shift))
+    batches = tuple(part[:, None] for part in data)
+    problem = federated.federate(upper, lower, batches, batches, batch_size=None, **options)
+    return Federation(problem, data, x, L @ x + shift)
+
+
+FEDERATION = federation()
+
+
+def solved(found, solver, steps, problem=None):
+    return aipod.solve(problem or found.problem, solver, *found.start(), steps, key=KEY, every=50)
+
+
+def error(found, solution):
+    gaps = (np.asarray(solution.x) - found.x, np.asarray(solution.y) - found.y)
+    return max(np.max(np.abs(gap)) for gap in gaps)
+
+
+def test_the_fixed_points_are_the_exact_solution():
+    """Issue: to 1e-8 in both x and y within 1,000 rounds, linearly; one round per outer step."""
+    solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5)
+    halfway, end = (solved(FEDERATION, solver, steps) for steps in (150, 300))
+    assert error(FEDERATION, end) < 1e-8
+    # As many digits again in the second half as in the first, or rounding.
+    assert error(FEDERATION, end) < max(error(FEDERATION, halfway) ** 1.6, 1e-14)
+    assert end.ledger.rounds == 300
+    # x, y and u, in float64, once in each direction.
+    assert end.ledger.bytes_up == end.ledger.bytes_down == 300 * 8 * (3 + 4 + 4)
+    # The damping that finds itself has found that none is needed.
+    assert float(end.state.adjoint.damping) == 0
+
+
+class Forgetful(aipod.ProxSkip):
+    """The lower level without its correction r."""
+
+    def settle(self, problem, x, y, state, rates, *, key):
+        y, _ = super().settle(problem, x, y, state, rates, key=key)
+        return y, state
+
+
+class ForgetfulAdjoint(aipod.ProxSkipAdjoint):
+    """The adjoint without its correction e."""
+
+    def settle(self, problem, state, rates, *, key):
+        new = super().settle(problem, state, rates, key=key)
+        return dataclasses.replace(new, correction=state.correction)
+
+
+@pytest.mark.parametrize("kind", ["r", "e"])
+def test_without_a_correction_it_stalls(kind):
+    solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5)
+    if kind == "r":
+        lower = Forgetful(solver.lower.lr, solver.lower.steps, None)
+        solver = dataclasses.replace(solver, lower=lower)
+    else:
+        adjoint = ForgetfulAdjoint(5, solver.adjoint.lr, None, True, None)
+        solver = dataclasses.replace(solver, adjoint=adjoint)
+    assert error(FEDERATION, solved(FEDERATION, solver, 300)) > 1e-2
+
+
+@pytest.mark.parametrize("case", [quadratic(), synthetic()], ids=["affine", "coupled"])
+def test_affine_sets_with_and_without_coupling(case):
+    """y moves with the set Y(x): the anchor's term of the hypergradient is there as well."""
+    solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=5, adjoint_steps=5)
+    solution = aipod.solve(case.problem, solver, case.x, case.y, 600, key=KEY)
+    x, y = solution.feasible()
+    assert float(aipod.stationarity(case.problem, x)) < 1e-16
+    np.testing.assert_allclose(y, aipod.exact_lower(case.problem, x), atol=1e-8)
+    assert solution.ledger.lower_projections == solution.ledger.adjoint_projections == 600
+
+
+def test_one_step_is_the_pseudo_code_client_by_client():
+    """In NumPy loops over clients; no noise, fixed steps."""
+    found = federation(clients=3, seed=1)
+    Q, C, t, R, s = found.data
+    S, N, beta, rho, alpha, damping = 4, 3, 0.05, 0.07, 0.1, 0.2
+    solver = aipod.E3AiPOD(
+        upper_lr=alpha,
+        lower_lr=beta,
+        adjoint_lr=rho,
+        lower_steps=S,
+        adjoint_steps=N,
+        damping=damping,
+    )
+    x, y, u = np.zeros(3), np.zeros(4), np.zeros(4)
+    r, e = np.zeros((3, 4)), np.zeros((3, 4))
+    for _ in range(3):
+        ys, us, gradients = [], [], []
+        for m in range(3):
+            y_hat, u_hat = y, u
+            for _ in range(S):
+                y_hat = y_hat - beta * (Q[m] @ y_hat - C[m] @ x - t[m] - r[m])
+            for _ in range(N):
+                slope = (y_hat - s[m]) + Q[m] @ u_hat + damping * u_hat
+                u_hat = u_hat - rho * (slope - e[m])
+            ys.append(y_hat)
+            us.append(u_hat)
+            gradients.append(R[m] @ x - C[m].T @ u_hat)
+        y = np.mean([ys[m] - beta * S * r[m] for m in range(3)], axis=0)
+        u = np.mean([us[m] - rho * N * e[m] for m in range(3)], axis=0)
+        x = x - alpha * np.mean(gradients, axis=0)
+        for m in range(3):
+            r[m] += (y - ys[m]) / (beta * S)
+            e[m] += (u - us[m]) / (rho * N)
+    state = aipod.solve(found.problem, solver, *found.start(), 3, key=KEY).state
+    for mine, theirs in ((x, state.x), (y, state.y), (u, state.adjoint.u)):
+        np.testing.assert_allclose(theirs, np.broadcast_to(mine, theirs.shape), atol=1e-12)
+    np.testing.assert_allclose(state.lower, r, atol=1e-12)
+    np.testing.assert_allclose(state.adjoint.correction, e, atol=1e-12)
+
+
+def test_compressed_messages_cost_half_and_lose_nothing():
+    solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5, compression="bfloat16")
+    p, start = FEDERATION.problem, FEDERATION.start()
+    solution = solved(FEDERATION, solver, 400)
+    assert error(FEDERATION, solution) < 1e-8
+    assert 4 * solution.ledger.bytes_up == solution.ledger.bytes_down  # 16 bits for 64
+    # It is really the rounded messages that were averaged: 8 bits of y are those of the exact one.
+    plain = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5)
+    states = [one.step(p, one.init(p, *start), key=KEY) for one in (solver, plain)]
+    gap = np.max(np.abs(states[0].y - states[1].y)) / np.max(np.abs(states[1].y))
+    assert 1e-6 < gap < 2**-7
+
+
+def test_absent_clients_do_not_move_a_solution():
+    found = federation(clients=6, participation=0.5)
+    solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5)
+    solution = solved(found, solver, 200, federation(clients=6).problem)
+    # Every client's corrections are right by now: with half of the clients it must stay there.
+    # The upper step is left out, since a mean over half of the gradients is a noisy one.
+    still = aipod.E3AiPOD(upper_lr=1e-12, lower_steps=10, adjoint_steps=5)
+    state = dataclasses.replace(solution.state, step=jnp.asarray(500, jnp.int32))
+    state = still.step(found.problem, state, key=KEY)
+    np.testing.assert_allclose(state.y, solution.y, atol=1e-9)
+
+
+def test_curvature_is_that_of_the_steepest_client_one_step_late():
+    found = federation(clients=5, seed=2)
+    steepest = max(np.linalg.eigvalsh(Q)[-1] for Q in found.data[0])
+    solver = aipod.E3AiPOD(upper_lr=0.1)
+    problem, (x, y) = found.problem, found.start()
+    first = solver.init(problem, x, y)
+    after = solver.step(problem, first, key=KEY)
+    np.testing.assert_allclose(after.curvature.estimate, steepest, rtol=1e-6)
+    # From the second step on the estimate of the step before is used, whatever is measured now.
+    late = dataclasses.replace(
+        after, curvature=dataclasses.replace(after.curvature, estimate=jnp.asarray(1e6))
+    )
+    stuck = solver.step(problem, late, key=KEY)
+    np.testing.assert_allclose(stuck.y, after.y, atol=1e-4)
+    assert float(stuck.curvature.estimate) < 1e3
+
+
+def test_the_damping_covers_a_lower_level_that_bends_down():
+    """A lower Hessian with a negative eigenvalue: undamped, a warm adjoint grows without bound."""
+    bends = jnp.array([1.0, -0.3])
+
+    def objective(x, y, _):
+        return 0.5 * jnp.sum(bends * y**2) + 0.25 * jnp.sum(y**4) - jnp.sum(x * y)
+
+    problem = aipod.Bilevel(lambda x, y, _: jnp.sum(y) + 0.5 * jnp.sum(x**2), objective)
+    # y is held near 0, where the second direction bends down.
+    options = {"upper_lr": 1e-9, "lower_lr": 1e-9, "adjoint_lr": 0.5, "lower_steps": 1}
+    x, y = jnp.full(2, 1e-6), jnp.zeros(2)
+    grown = aipod.solve(
+        problem, aipod.E3AiPOD(**options, damping=0.0), x, y, 120, key=KEY, throw=False
+    )
+    held = aipod.solve(problem, aipod.E3AiPOD(**options), x, y, 120, key=KEY)
+    assert np.max(np.abs(grown.state.adjoint.u)) > 1e6
+    assert np.max(np.abs(held.state.adjoint.u)) < 100
+    assert 0.3 < float(held.state.adjoint.damping) <= 0.6
+
+
+def test_no_argument_is_a_choice_and_fades():
+    solver = aipod.E3AiPOD()
+    assert solver.upper.optimizer is aipod.fading_adam()
+    steps = []
+    state = aipod.fading_adam(0.01, fade=4.0).init(jnp.zeros(1))
+    for _ in range(13):
+        change, state = aipod.fading_adam(0.01, fade=4.0).update(jnp.ones(1), state)
+        steps.append(float(change[0]))
+    np.testing.assert_allclose(steps, [-0.01 / np.sqrt(1 + k / 4) for k in range(13)], rtol=1e-6)
+
+
+def mixed_compression():
+    return aipod.Alternating(
+        lower=aipod.ProxSkip(prob=None, compression="float16"),
+        adjoint=aipod.Neumann(),
+        upper=aipod.EveryStep(lr=0.1),
+    )
+
+
+def outside_a_federation():
+    case = quadratic()
+    return aipod.E3AiPOD(compression="float16").init(case.problem, case.x, case.y)
+
+
+def with_absent_clients():
+    found = federation(clients=4, participation=0.5)
+    return aipod.E3AiPOD(compression="float16").init(found.problem, *found.start())
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: aipod.E3AiPOD(compression="int4"), "compression must be None, 'bfloat16'"),
+        (lambda: aipod.ProxSkip(compression="float16"), "prob=None"),
+        (lambda: aipod.ProxSkipAdjoint(compression="float16"), "prob=None"),
+        (lambda: aipod.ProxSkipAdjoint(prob=None), "set warm=True"),
+        (lambda: aipod.ProxSkipAdjoint(damping=None), "give a number"),
+        (lambda: aipod.E3AiPOD(damping=-1.0), "damping must be 0 or more"),
+        (lambda: aipod.E3AiPOD(upper_lr=0.1, upper_optimizer=aipod.fading_adam()), "one of the"),
+        (lambda: aipod.fading_adam(0.0), "rate must be positive"),
+        (mixed_compression, "compression must be the same"),
+        (outside_a_federation, "compression is for federations"),
+        (with_absent_clients, "participation at 1"),
+    ],
+)
+def test_bad_arguments_get_one_clear_sentence(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()
