@@ -21,6 +21,8 @@ import aipod
 from aipod import federated, flower
 from aipod._random import subkeys
 from aipod.experiments import load
+from aipod.experiments.config import read, resolve
+from aipod.experiments.execute import Prepared
 from aipod.flower import _coordinator
 from aipod.flower._combine import combine
 from aipod.flower._local import Worker, initial_state
@@ -28,6 +30,7 @@ from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL, Table, empty
 from aipod.flower._parcel import Parcel, from_bytes, to_bytes
 from aipod.flower._post import LARGE, from_records, to_records
 from aipod.flower._privacy import Guard
+from aipod.report.collect import collect
 from aipod.sampling import ClientMinibatches
 from aipod.sets import Consensus
 from aipod.sets._consensus import _SomeClients
@@ -48,13 +51,15 @@ def serve(
     record=None,
     run=1,
     privacy=None,
+    start=None,
+    look=True,
 ):
     """Runs both apps on one grid; the grid, and the checkpoint's columns and words."""
 
     def load_client(context):
         return flower.client_of(*task, index=int(context.node_config["partition-id"]))
 
-    def start(context):
+    def from_task(context):
         x0, y0 = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in task[1:])
         return flower.Start(x0, y0, record)
 
@@ -67,13 +72,13 @@ def serve(
     app = flower.make_client_app(load_client, solver, privacy=lambda _: privacy, cache=False)
     grid = InProcessGrid(app, contexts, before)
     config = {"seed": SEED, "checkpoint-dir": str(folder / "checkpoints"), "wait": 5} | config
-    server = flower.make_server_app(solver, start)
+    server = flower.make_server_app(solver, start or from_task)
     error = None
     try:
         server(grid, context(0, run=run, run_config=config))
     except RuntimeError as raised:
         error = raised
-    return grid, *checkpoint(folder), error
+    return (grid, *checkpoint(folder), error) if look else error
 
 
 def checkpoint(folder):
@@ -116,7 +121,13 @@ def digits():
     return eqx.combine(single(arrays), functions), single(task.x0), single(task.y0)
 
 
-SHARED = {"upper_lr": 0.01, "lower_lr": 0.05, "lower_steps": 3, "adjoint_steps": 2}
+SHARED = {
+    "upper_lr": 0.01,
+    "lower_lr": 0.05,
+    "adjoint_lr": 0.05,
+    "lower_steps": 3,
+    "adjoint_steps": 2,
+}
 SOLVERS = {
     "E3-AiPOD": aipod.E3AiPOD(lower_steps=3),
     "E-AiPOD": aipod.EAiPOD(**SHARED, lower_prob=0.5),
@@ -579,3 +590,29 @@ def test_a_client_that_fails_within_a_step_of_many_rounds_comes_back_at_the_next
     assert np.abs(part).max() > 1e-2
     np.testing.assert_allclose(np.tensordot(weights, part, 1), 0, atol=1e-12)
     assert np.isfinite(columns["history:x"]).all()
+
+
+def test_a_run_folder_is_that_of_aipod_run(digits, tmp_path):
+    """Also `aipod report` shows it; without Flower it would be the same run of the experiment."""
+    config = resolve(
+        {"experiment": "hyper-representation", "steps": 2, "every": 1, "clients": 1, "seed": SEED}
+    )
+    experiment = load("hyper-representation")
+    task = experiment.build(experiment.options(**config.options))
+    solver = SOLVERS["E3-AiPOD"]
+
+    def start(context):
+        x0, y0 = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in digits[1:])
+        return flower.Start(x0, y0, task.record, Prepared(config, experiment, task, solver))
+
+    folder = tmp_path / "run"
+    steps = {"outer-steps": 2, "run-dir": str(folder)}
+    serve(digits, solver, tmp_path, steps | {"checkpoint-dir": ""}, start=start, look=False)
+    (section,) = collect([folder])
+    (group,) = section.groups
+    run = group.runs[0]
+    assert run.summary["result"] == "completed"
+    assert run.summary["config"]["clients"] == CLIENTS
+    assert run.columns["rounds"].tolist() == [1, 2]
+    assert 0 < run.columns["accuracy"][-1] <= 1
+    assert read(folder / "config.toml")["clients"] == CLIENTS

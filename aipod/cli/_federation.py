@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 def up(folder: Path, *, nodes: int, tls: bool) -> None:
     federation = _federation(folder)
     federation.up(nodes, tls=tls, say=err.print)
-    err.print("ready; in a shell of your own, then:")
     out.print(
         f"export FLWR_HOME={federation.home} FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1",
         soft_wrap=True,
         highlight=False,
     )
-    err.print("flwr run examples/flower --stream")
+    err.print("ready; with the line above in the shell: flwr run examples/flower --stream")
 
 
 def down(folder: Path) -> None:

@@ -21,6 +21,9 @@ from aipod.problem import Bilevel
 from aipod.solution import History, Ledger, Price, Result, Solution, scalar_columns
 
 Record = Callable[[PyTree, PyTree], Any]
+# Columns besides those of every run: exchanges, and the bytes that a client sent, got, and sent or
+# got for evaluation and for coming back.
+WIRE = ("exchanges", "wire_up", "wire_down", "wire_aside")
 _COUNTS = [field.name for field in dataclasses.fields(Counts)]
 
 

@@ -14,13 +14,13 @@ from jaxtyping import PyTree
 from aipod.alternating import Alternating
 from aipod.experiments.execute import Prepared, write_results
 from aipod.experiments.run_folder import RunFolder
-from aipod.flower._book import Book, Record
+from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
 from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
-from aipod.solution import Result, Solution
+from aipod.solution import RECORDED, Result, Solution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +103,19 @@ def lead(
     else:
         log(f"goes on with run {progress.run} after {progress.exchange} exchanges")
 
+    def write(solution: Solution) -> None:
+        if folder is None or start.prepared is None:
+            return
+        described = _described(start.prepared, progress.clients)
+        folder.write_config(described.config.toml())
+        write_results(described, folder, solution, began)
+
     def record(step: int, model: dict[str, np.ndarray]) -> None:
         book.add(step, model, progress)
-        last = ", ".join(f"{name} {value:.6g}" for name, value in book.history.last().items())
-        log(f"outer step {step} of {terms.steps}: {last}")
-        if folder is not None and start.prepared is not None:
-            so_far = book.solution(Result.interrupted, "The run has not ended.")
-            write_results(start.prepared, folder, so_far, began)
+        shown = {k: v for k, v in book.history.last().items() if k not in (*RECORDED, *WIRE)}
+        metrics = "".join(f", {name} {value:.6g}" for name, value in shown.items())
+        log(f"outer step {step} of {terms.steps}, {progress.rounds} rounds{metrics}")
+        write(book.solution(Result.interrupted, "The run has not ended."))
 
     coordinator = Coordinator(
         post,
@@ -130,8 +136,7 @@ def lead(
         result, message = Result.diverged, f"{error} {solver.remedy()}"
     book.save(progress)
     solution = book.solution(result, message)
-    if folder is not None and start.prepared is not None:
-        write_results(start.prepared, folder, solution, began)
+    write(solution)
     log(message)
     return solution
 
@@ -148,6 +153,15 @@ def _folder(start: Start, places: Places) -> RunFolder | None:
     if not places.resume:
         folder.create(start.prepared.config.toml())
     return folder
+
+
+def _described(prepared: Prepared, clients: int) -> Prepared:
+    """The run with as many clients as there are, which the server learns from them."""
+    config = prepared.config
+    if not clients or "clients" not in config.options:
+        return prepared
+    options = config.options | {"clients": clients}
+    return dataclasses.replace(prepared, config=dataclasses.replace(config, options=options))
 
 
 def _digest(arrays: Mapping[str, Any]) -> str:
