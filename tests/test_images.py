@@ -190,3 +190,22 @@ def test_every_solver_of_a_task_accepts_its_defaults(experiment):
     for solver in load(experiment).arguments:
         given = {"experiment": experiment, "solver": solver, **SMALL}
         task = prepare(resolve(given), task).task
+
+
+def test_few_examples_missing_classes_and_absent_clients_stay_finite():
+    """A tenth of 20 unlike clients in each round; some have one example, none has every class."""
+    options = hyper_representation.Options(
+        **SMALL | {"clients": 20}, partition="dirichlet", alpha=0.02, participation=0.1
+    )
+    clients = images.deal(options)
+    assert min(len(labels) for _, labels in clients.train) == 1
+    assert max(len(set(labels)) for _, labels in clients.train) < 10
+    task = hyper_representation.build(options)
+    solution = aipod.solve(
+        task.problem, aipod.E3AiPOD(), task.x0, task.y0, 20, key=jax.random.key(1), every=20
+    )
+    assert solution.result.ok
+    assert solution.ledger.rounds == 20
+    # The clients that took part decide, and all start the next step from the same point.
+    for leaf in jax.tree.leaves((solution.x, solution.y)):
+        np.testing.assert_allclose(leaf, jnp.broadcast_to(leaf[:1], leaf.shape), rtol=1e-6)
