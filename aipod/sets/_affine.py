@@ -179,9 +179,12 @@ class AbstractLinearSet(AbstractSet):
 
     def _require_nonempty(self, right: PyTree, name: str) -> PyTree:
         """The particular solution for a right-hand side, or `ValueError` when there is none."""
-        # Also inside someone's jit: what is looked at here has a value already.
-        with jax.ensure_compile_time_eval():
-            particular, miss = _solve_for(self, right)
+        if isinstance(self.map, DenseMap):
+            particular, miss = self.map.solve_on_host(right)
+        else:
+            # Also inside someone's jit: what is looked at here has a value already.
+            with jax.ensure_compile_time_eval():
+                particular, miss = _solve_for(self, right)
         # Relative to c as well: c - h(x) may be rounding error of a much larger c.
         worst, scale = largest(miss), max(largest(right), largest(self.target))
         eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(right))).eps)
@@ -289,12 +292,12 @@ class Affine(AbstractLinearSet):
         return base - slope @ ravel_pytree(x)[0]
 
 
-@eqx.filter_jit
 def _reduced(map: DenseMap, target: Array, matrix: Array) -> tuple[Array, Array] | None:
     """None where H does not fit; the coupling itself says so when it is called."""
     if matrix.shape[0] != target.shape[0]:
         return None
-    return map.solve(target), map.solve(matrix.T).T
+    slope = np.asarray(map.scaled_left).T @ np.asarray(matrix)
+    return map.solve_on_host(target)[0], jnp.asarray(slope, map.matrix.dtype)
 
 
 def _as_map(A: Any) -> DenseMap | IterativeMap:

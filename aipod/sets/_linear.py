@@ -19,6 +19,11 @@ from jax.experimental.sparse import BCOO
 from jaxtyping import Array, Float, PyTree
 
 
+def _by_rows(v: Float[Array, "*b r"], matrix: Float[Array, "d r"]) -> Float[Array, "*b d"]:
+    """v @ matrix.T, read as it lies in memory: for a `.T` XLA would copy the matrix every time."""
+    return jax.lax.dot_general(v, matrix, (((v.ndim - 1,), (1,)), ((), ())))
+
+
 class DenseMap(eqx.Module):
     """A dense matrix, factored once by a singular value decomposition of any rank.
 
@@ -64,19 +69,26 @@ class DenseMap(eqx.Module):
         return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.matrix.dtype)
 
     def mv(self, v: Float[Array, "*b d"]) -> Float[Array, "*b m"]:
-        return v @ self.matrix.T
+        return _by_rows(v, self.matrix)
 
     def tangent(self, v: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         if self.kernel is not None:
-            return (v @ self.kernel) @ self.kernel.T
-        return v - (v @ self.row) @ self.row.T
+            return _by_rows(v @ self.kernel, self.kernel)
+        return v - self.lift(v @ self.row)
 
     def solve(self, b: Float[Array, "*b m"]) -> Float[Array, "*b r"]:
         """A^+ b in the row basis."""
         return b @ self.scaled_left
 
+    def solve_on_host(self, b: Float[Array, "*b m"]) -> tuple[Array, np.ndarray]:
+        """`solve`, and by how much that misses A y = b; by NumPy, which compiles nothing."""
+        right = np.asarray(b)
+        coordinates = right @ np.asarray(self.scaled_left)
+        miss = coordinates @ np.asarray(self.row).T @ np.asarray(self.matrix).T - right
+        return jnp.asarray(coordinates, self.matrix.dtype), miss
+
     def lift(self, coordinates: Float[Array, "*b r"]) -> Float[Array, "*b d"]:
-        return coordinates @ self.row.T
+        return _by_rows(coordinates, self.row)
 
     def project(
         self, v: Float[Array, "*b d"], coordinates: Float[Array, "*b r"]
