@@ -10,6 +10,7 @@ a GPU; the file of results names the machine.
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -189,5 +190,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_compilation_cache_dir", "/tmp/aipod-compiled")
+    jax.config.update(
+        "jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "aipod-compiled")
+    )
     main()
