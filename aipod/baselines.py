@@ -4,6 +4,8 @@ Each says what it was made for and refuses other problems. Each paper's rule for
 numbers of steps and batches stands in its docstring, and `rule` gives it as arguments.
 """
 
+import dataclasses
+
 import optax
 
 from aipod.adjoint import Direct, Neumann
@@ -11,10 +13,10 @@ from aipod.alternating import Alternating
 from aipod.augmented import AugmentedLagrangian
 from aipod.baseline_rules import rule as rule
 from aipod.growing import GrowingSGD
-from aipod.lower import ProjectedSGD
 from aipod.penalty import DifferenceStep, PerturbedLower
 from aipod.scope import Scope
 from aipod.simultaneous import SimultaneousAdjoint, SimultaneousLower
+from aipod.solvers import AiPOD
 from aipod.stepsize import Curvature, StepSize, check_rate
 from aipod.upper import EveryStep
 
@@ -44,10 +46,17 @@ def ALSET(
         solver = aipod.ALSET(**aipod.baselines.rule("alset", 10_000))
         ```
     """
-    return Alternating(
-        lower=ProjectedSGD(lr=lower_lr, steps=lower_steps),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
+    return dataclasses.replace(
+        AiPOD(
+            upper_lr=upper_lr,
+            lower_lr=lower_lr,
+            lower_steps=lower_steps,
+            adjoint_steps=adjoint_steps,
+            adjoint_lr=adjoint_lr,
+            adjoint_random=adjoint_random,
+            damping=damping,
+            upper_optimizer=upper_optimizer,
+        ),
         scope=Scope("ALSET", upper=False, lower=False),
     )
 
@@ -119,10 +128,16 @@ def StocBiO(
         solver = aipod.StocBiO(upper_lr=0.1, lower_lr=0.5, batch=64)
         ```
     """
-    return Alternating(
-        lower=ProjectedSGD(lr=lower_lr, steps=lower_steps),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, damping=damping),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
+    return dataclasses.replace(
+        AiPOD(
+            upper_lr=upper_lr,
+            lower_lr=lower_lr,
+            lower_steps=lower_steps,
+            adjoint_steps=adjoint_steps,
+            adjoint_lr=adjoint_lr,
+            damping=damping,
+            upper_optimizer=upper_optimizer,
+        ),
         scope=Scope("stocBiO", upper=False, lower=False),
         batch=batch,
     )
@@ -152,10 +167,17 @@ def TTSA(
         solver = aipod.TTSA(**aipod.baselines.rule("ttsa", 10_000))
         ```
     """
-    return Alternating(
-        lower=ProjectedSGD(lr=lower_lr, steps=1),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
+    return dataclasses.replace(
+        AiPOD(
+            upper_lr=upper_lr,
+            lower_lr=lower_lr,
+            lower_steps=1,
+            adjoint_steps=adjoint_steps,
+            adjoint_lr=adjoint_lr,
+            adjoint_random=adjoint_random,
+            damping=damping,
+            upper_optimizer=upper_optimizer,
+        ),
         scope=Scope("TTSA", lower=False),
     )
 

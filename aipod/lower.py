@@ -167,9 +167,7 @@ class ProxSkip(AbstractLower):
         check_rate(self.lr, "lower_lr")
         check_steps(self.steps, "lower_steps (S)")
         check_probability(self.prob, "lower_prob (p)")
-        check_compression(self.compression)
-        if self.compression is not None and self.prob is not None:
-            raise ValueError("compression goes with the one projection of prob=None: drop one.")
+        check_compression(self.compression, self.prob)
 
     @property
     def wire(self) -> str | None:

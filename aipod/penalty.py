@@ -15,7 +15,7 @@ from aipod.lower import AbstractLower
 from aipod.problem import Bilevel, Constant
 from aipod.sampling import batch_size, draw
 from aipod.stepsize import Rates, StepSize, check_rate
-from aipod.upper import AbstractUpper, check_upper_rate
+from aipod.upper import AbstractUpper, check_one_of, check_upper_rate, optimizer_step
 
 
 class _Penalised(eqx.Module):
@@ -125,8 +125,7 @@ class DifferenceStep(AbstractUpper):
     def __check_init__(self) -> None:
         check_upper_rate(self.lr)
         check_rate(self.delta, "perturbation (delta)")
-        if (self.lr is None) == (self.optimizer is None):
-            raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+        check_one_of(self.lr, self.optimizer)
 
     def update(
         self,
@@ -159,10 +158,9 @@ class DifferenceStep(AbstractUpper):
         rounds = rounds_of(problem.upper_set, 1)
         spent = batch_size(problem.lower_samples)
         cost = Cost(1, lower_samples=spent, rounds=rounds, sent_x=rounds)
-        if self.optimizer is None:
-            moved = axpy(x, -rates(self.lr), direction)
-        else:
+        if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)
-            change, state = self.optimizer.update(along, state, x)
-            moved = optax.tree.add(x, change)
-        return cast_like(upper_set.project(moved), x), state, cost
+            x, state = optimizer_step(problem, self.optimizer, along, state, x)
+            return x, state, cost
+        moved = upper_set.project(axpy(x, -rates(self.lr), direction))
+        return cast_like(moved, x), state, cost

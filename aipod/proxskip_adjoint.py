@@ -86,9 +86,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
                 "damping=None, which finds the damping by itself, goes with prob=None: give a "
                 "number, 0 for a convex lower level."
             )
-        check_compression(self.compression)
-        if self.compression is not None and self.prob is not None:
-            raise ValueError("compression goes with the one projection of prob=None: drop one.")
+        check_compression(self.compression, self.prob)
         if self.prob is None and not self.warm:
             raise ValueError(
                 "ProxSkipAdjoint projects once at the end (prob=None), which a cold start would "

@@ -61,6 +61,12 @@ def check_between(lr: StepSize | None, steps: int) -> None:
         )
 
 
+def check_one_of(lr: StepSize | None, optimizer: optax.GradientTransformation | None) -> None:
+    """Raises `ValueError` unless exactly one of the two says how x moves."""
+    if (lr is None) == (optimizer is None):
+        raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+
+
 def check_upper_rate(lr: StepSize | None) -> None:
     """Raises `ValueError` unless lr is a step size for x, or None."""
     if isinstance(lr, Curvature):
@@ -132,8 +138,7 @@ class EveryStep(AbstractUpper):
     def __check_init__(self) -> None:
         check_upper_rate(self.lr)
         check_compression(self.compression)
-        if (self.lr is None) == (self.optimizer is None):
-            raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+        check_one_of(self.lr, self.optimizer)
 
     @property
     def wire(self) -> str | None:
@@ -292,8 +297,7 @@ class Periodic(AbstractUpper):
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (T)")
         check_upper_rate(self.lr)
-        if (self.lr is None) == (self.optimizer is None):
-            raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+        check_one_of(self.lr, self.optimizer)
         if self.optimizer is not None and self.steps > 1:
             raise ValueError(
                 f"upper_optimizer needs a projection in every step, but upper_steps is "

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import aipod
-from aipod.experiments import load, solvers
 from aipod.experiments.config import assignments, resolve
+from aipod.experiments.execute import first, prepare
 
 LEVELS = (0.80, 0.85, 0.88, 0.90, 0.92, 0.94, 0.96)
 
@@ -63,13 +62,12 @@ def run(task: str, variant: str, steps: int, seed: int, options: dict[str, Any])
     """One run, with what it took to reach each accuracy."""
     solver, *own = variant.split(":")
     given = {"experiment": task, "solver": solver, "steps": steps, "problem_seed": seed}
-    config = resolve({**given, **options, **assignments(own)})
-    experiment = load(task)
-    built = experiment.build(experiment.options(**config.options))
+    ready = prepare(resolve({**given, **options, **assignments(own)}))
+    built = ready.task
     began = time.perf_counter()
     solution = aipod.solve(
         built.problem,
-        solvers.make(solver, config.arguments),
+        ready.solver,
         built.x0,
         built.y0,
         steps,
@@ -80,13 +78,6 @@ def run(task: str, variant: str, steps: int, seed: int, options: dict[str, Any])
     )
     wall = time.perf_counter() - began
     history = solution.history
-    names = ("rounds", "bytes_up", "step")
-    first = {}
-    for level in LEVELS:
-        rows = np.flatnonzero(history["accuracy"] >= level)
-        first[f"{level:.2f}"] = (
-            {name: int(history[name][rows[0]]) for name in names} if len(rows) else None
-        )
     return {
         "task": task,
         "variant": variant,
@@ -96,7 +87,7 @@ def run(task: str, variant: str, steps: int, seed: int, options: dict[str, Any])
         "accuracy": float(history["accuracy"][-1]),
         "best": float(history["accuracy"].max()),
         "rounds": int(history["rounds"][-1]),
-        "first": first,
+        "first": first(history, LEVELS, ("rounds", "bytes_up", "step")),
         "seconds": float(solution.seconds[-1]),
         "wall": wall,
         "options": options,

@@ -18,10 +18,9 @@ import numpy as np
 
 import aipod
 from aipod import federated
-from aipod.experiments.hyper_representation import EXPERIMENT, features
-from aipod.experiments.images import apply, cross_entropy, layer, squared_norm
+from aipod.experiments.hyper_representation import EXPERIMENT, objectives
+from aipod.experiments.images import layer
 from aipod.experiments.solvers import make
-from aipod.problem import Composite
 
 PIXELS, HIDDEN, CLASSES = 784, 200, 10
 
@@ -34,15 +33,8 @@ def federation(clients: int, train: int, validation: int, batch_size: int) -> ai
         pixels = rng.normal(size=(clients, count, PIXELS)).astype(np.float32)
         return pixels, rng.integers(0, CLASSES, size=(clients, count)).astype(np.int32)
 
-    def loss(hidden, y, batch):
-        return jnp.mean(cross_entropy(apply(y, hidden), batch[1]))
-
-    def penalised(hidden, y, batch):
-        return loss(hidden, y, batch) + 0.05 * squared_norm(y)
-
     return federated.federate(
-        Composite(features, loss),
-        Composite(features, penalised),
+        *objectives(ridge=0.05),
         images(validation),
         images(train),
         batch_size=batch_size,

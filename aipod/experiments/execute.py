@@ -1,7 +1,7 @@
 """One run from its configuration to its folder."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -144,12 +144,16 @@ def _summary(run: Prepared, solution: Solution, columns: Mapping[str, Any]) -> d
     return summary
 
 
-def first(columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, int] | None]:
+def first(
+    columns: Mapping[str, np.ndarray],
+    levels: Sequence[float] = _LEVELS,
+    names: Sequence[str] = ("step", "rounds"),
+) -> dict[str, dict[str, int] | None]:
     """For each accuracy the first recorded step and rounds that reached it; None if none did."""
     found: dict[str, dict[str, int] | None] = {}
-    for level in _LEVELS:
+    for level in levels:
         rows = np.flatnonzero(columns["accuracy"] >= level)
-        counted = {name: columns[name] for name in ("step", "rounds") if name in columns}
+        counted = {name: columns[name] for name in names if name in columns}
         found[f"{level:.2f}"] = (
             {name: int(column[rows[0]]) for name, column in counted.items()} if len(rows) else None
         )

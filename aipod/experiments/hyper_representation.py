@@ -39,18 +39,21 @@ def features(x: Layer, batch: tuple[Array, Array]) -> Array:
     return jax.nn.relu(apply(x, batch[0]))
 
 
-def build(options: Options) -> Task:
-    clients = deal(options)
+def objectives(ridge: float) -> tuple[Composite, Composite]:
+    """One client's upper and lower loss."""
 
     def loss(hidden: Array, y: Layer, batch: tuple[Array, Array]) -> Array:
         return jnp.mean(cross_entropy(apply(y, hidden), batch[1]))
 
     def penalised(hidden: Array, y: Layer, batch: tuple[Array, Array]) -> Array:
-        return loss(hidden, y, batch) + options.ridge * squared_norm(y)
+        return loss(hidden, y, batch) + ridge * squared_norm(y)
 
-    problem = federation(
-        Composite(features, loss), Composite(features, penalised), clients, options
-    )
+    return Composite(features, loss), Composite(features, penalised)
+
+
+def build(options: Options) -> Task:
+    clients = deal(options)
+    problem = federation(*objectives(options.ridge), clients, options)
     rng = np.random.default_rng([options.problem_seed, 1])
     x0 = layer(rng, clients.pixels, options.hidden)
     y0 = layer(rng, options.hidden, clients.classes)
