@@ -1,7 +1,7 @@
 """`aipod rates`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,23 @@ def rates(
     summary |= {"environment": environment()}
     conclude(folder, summary, markdown(summary))
     rates_figure(summary, folder.figures)
+    tell(folder, summary, _show, as_json=as_json)
+    return 0
+
+
+def tell(
+    folder: RunFolder,
+    summary: dict[str, Any],
+    show: Callable[[dict[str, Any]], None],
+    *,
+    as_json: bool,
+) -> None:
+    """The summary on standard output, as one object or as tables."""
     if as_json:
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
-    else:
-        _show(summary)
-        err.print(f"written to {escape(str(folder.path))}: table.md, summary.json and figures")
-    return 0
+        return
+    show(summary)
+    err.print(f"written to {escape(str(folder.path))}: table.md, summary.json and figures")
 
 
 def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]:

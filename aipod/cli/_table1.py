@@ -1,6 +1,5 @@
 """`aipod compare table1`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from aipod.cli._rates import conclude, names
+from aipod.cli._rates import conclude, names, tell
 from aipod.cli._run import free_folder
 from aipod.cli._show import err, out
 from aipod.experiments.environment import environment
-from aipod.experiments.run_folder import RunFolder, finite
+from aipod.experiments.run_folder import RunFolder
 from aipod.experiments.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import whole
@@ -46,11 +45,7 @@ def table1(
     summary |= {"environment": environment()}
     conclude(folder, summary, markdown(summary))
     table_figure(summary, folder.figures)
-    if as_json:
-        print(json.dumps(finite(summary | {"folder": str(folder.path)})))
-    else:
-        _show(summary)
-        err.print(f"written to {escape(str(folder.path))}: table.md, summary.json and figures")
+    tell(folder, summary, _show, as_json=as_json)
     return 0
 
 
