@@ -19,16 +19,10 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._random import subkey
 from aipod._tree import axpy, cast_like
 from aipod.cost import Cost, rounds_of
+from aipod.curvature import hessian_product
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import (
-    Curvature,
-    Rates,
-    StepSize,
-    check_rate,
-    check_steps,
-    hessian_product,
-)
+from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
 
 
 class AbstractAdjoint(eqx.Module):

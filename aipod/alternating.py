@@ -12,20 +12,18 @@ from aipod._tree import as_arrays, cast_like
 from aipod.adjoint import AbstractAdjoint
 from aipod.averaging import averaged
 from aipod.cost import Cost, Counts, rounds_of
+from aipod.curvature import (
+    CurvatureState,
+    curvature_init,
+    curvature_iterations,
+    curvature_update,
+)
 from aipod.hypergradient import implicit_term
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
 from aipod.scope import Scope
-from aipod.stepsize import (
-    Curvature,
-    CurvatureState,
-    Rates,
-    check_steps,
-    curvature_init,
-    curvature_iterations,
-    curvature_update,
-)
+from aipod.stepsize import Curvature, Rates, check_steps
 from aipod.upper import AbstractUpper
 
 

@@ -8,10 +8,11 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._tree import axpy
 from aipod.cost import Cost
+from aipod.curvature import power_iteration
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps, power_iteration
+from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
 
 # Enough for the norm of a constraint matrix; it is found once, when a run begins.
 _NORM_ITERATIONS = 100

@@ -19,15 +19,15 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._random import as_key, subkeys
 from aipod._tree import as_arrays, axpy, cast_like, is_concrete
 from aipod.adjoint import AbstractAdjoint, ConjugateGradient, solve_projected
-from aipod.problem import Bilevel
-from aipod.sampling import draw
-from aipod.stepsize import (
-    Rates,
+from aipod.curvature import (
     curvature_init,
     curvature_iterations,
     curvature_update,
     hessian_product,
 )
+from aipod.problem import Bilevel
+from aipod.sampling import draw
+from aipod.stepsize import Rates
 
 
 def implicit_term(
@@ -92,8 +92,7 @@ def _hypergradient(
     upper_batch = draw(problem.upper_samples, upper_key)
     lower_batch = draw(problem.lower_samples, lower_key)
     step, curvature = jnp.zeros((), int), None
-    iterations = curvature_iterations(adjoint.rate)
-    if iterations:
+    if iterations := curvature_iterations(adjoint.rate):
         start = curvature_init(y, problem.lower_set)
         _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
     z, _, _ = adjoint.solve(

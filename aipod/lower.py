@@ -1,11 +1,13 @@
 """How y follows x: the lower slot."""
 
 import abc
+import dataclasses
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._random import subkey
 from aipod._tree import axpy, cast_like
@@ -17,11 +19,11 @@ from aipod.proxskip import (
     local_steps,
     proxskip,
     settle,
-    settle_compressed,
     step_keys,
 )
 from aipod.sampling import batch_size, draw
 from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+from aipod.tempering import agreement, tempered
 
 
 class AbstractLower(eqx.Module):
@@ -132,6 +134,19 @@ class ProjectedSGD(AbstractLower):
         return y, state, cost
 
 
+class ProxSkipState(eqx.Module):
+    """What ProxSkip keeps besides y.
+
+    The correction r; with compression what the server knows of each client; and for tempered steps
+    the share of the curvature's step in force, and how far the last local steps agreed.
+    """
+
+    correction: PyTree
+    known: PyTree | None = None
+    share: Array | None = None
+    agreement: Array | None = None
+
+
 class ProxSkip(AbstractLower):
     """S corrected stochastic gradient steps, few of them projected.
 
@@ -182,9 +197,20 @@ class ProxSkip(AbstractLower):
         return self.prob is None
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        zeros = optax.tree.zeros_like(y)
         # What the server knows of each client at first: the start, which all share.
-        return zeros if self.compression is None else (zeros, y)
+        known = None if self.compression is None else y
+        state = ProxSkipState(optax.tree.zeros_like(y), known)
+        if not self._tempered:
+            return state
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
+        return dataclasses.replace(state, share=one, agreement=one)
+
+    @property
+    def _tempered(self) -> bool:
+        return self.deferred and isinstance(self.lr, Curvature) and self.lr.tempered
+
+    def _rate(self, state: ProxSkipState, rates: Rates) -> Array:
+        return rates(self.lr) if state.share is None else rates(self.lr) * state.share
 
     def run(
         self,
@@ -203,24 +229,32 @@ class ProxSkip(AbstractLower):
             return lower_set.riesz(jax.grad(objective)(point, draw(samples, draw_key)))
 
         spent = self.steps * batch_size(problem.lower_samples)
-        rate = rates(self.lr)
         if self.prob is None:
-            correction = state if self.compression is None else state[0]
-            y = local_steps(gradient, y, correction, rate=rate, steps=self.steps, key=key)
-            return y, state, Cost(1, lower_samples=spent, sent_y=rounds_of(lower_set, 1))
+            middle, end = local_steps(
+                gradient,
+                y,
+                state.correction,
+                rate=self._rate(state, rates),
+                steps=self.steps,
+                key=key,
+            )
+            if self._tempered:
+                agreed = agreement(lower_set, y, middle, end).astype(state.share.dtype)
+                state = dataclasses.replace(state, agreement=agreed)
+            return end, state, Cost(1, lower_samples=spent, sent_y=rounds_of(lower_set, 1))
         y, correction, projections = proxskip(
             gradient,
             lower_set,
             y,
-            state,
-            rate=rate,
+            state.correction,
+            rate=rates(self.lr),
             probability=self.prob,
             steps=self.steps,
             key=key,
         )
         rounds = rounds_of(lower_set, projections)
         cost = Cost(projections, lower_samples=spent, rounds=rounds, sent_y=rounds)
-        return y, correction, cost
+        return y, ProxSkipState(correction), cost
 
     def settle(
         self,
@@ -234,10 +268,15 @@ class ProxSkip(AbstractLower):
     ) -> tuple[PyTree, PyTree]:
         if self.prob is not None:
             return y, state
-        lower_set, rate, often = problem.lower_set.at(x), rates(self.lr), 1 / self.steps
-        if self.compression is None:
-            return settle(lower_set, y, state, rate=rate, probability=often, key=key)
-        y, *state = settle_compressed(
-            lower_set, y, *state, rate=rate, probability=often, kind=self.compression, key=key
+        y, correction, known = settle(
+            problem.lower_set.at(x),
+            y,
+            state.correction,
+            state.known,
+            rate=self._rate(state, rates),
+            probability=1 / self.steps,
+            compression=self.compression,
+            key=key,
         )
-        return y, tuple(state)
+        share = tempered(state.share, state.agreement) if self._tempered else None
+        return y, ProxSkipState(correction, known, share, state.agreement)

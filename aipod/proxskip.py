@@ -49,7 +49,7 @@ def proxskip(
         ahead = local_step(gradient(point, draw_key), point, residual, rate)
 
         def projected() -> tuple[PyTree, PyTree]:
-            return settle(
+            new, corrected, _ = settle(
                 constraint,
                 ahead,
                 residual,
@@ -57,6 +57,7 @@ def proxskip(
                 probability=probability,
                 key=subkey(draw_key, 1),
             )
+            return new, corrected
 
         def skipped() -> tuple[PyTree, PyTree]:
             return ahead, residual
@@ -76,13 +77,25 @@ def local_steps(
     rate: Array,
     steps: int,
     key: PRNGKeyArray,
-) -> PyTree:
-    """`steps` iterations that all skip the projection; `settle` makes up for it afterwards."""
+) -> tuple[PyTree, PyTree]:
+    """`steps` iterations that all skip the projection; `settle` makes up for it afterwards.
 
-    def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
+    The iterate half way, after steps // 2 of them, and the last one.
+    """
+    keys, count = step_keys(key, steps)[1], steps // 2
+
+    def one(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
         return local_step(gradient(point, draw_key), point, correction, rate), None
 
-    return jax.lax.scan(body, start, step_keys(key, steps)[1])[0]
+    def half(point: PyTree, draw_keys: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+        point, _ = jax.lax.scan(one, point, draw_keys)
+        return point, point
+
+    # One loop of the compiled program serves both halves.
+    last, both = jax.lax.scan(half, start, keys[: 2 * count].reshape(2, count))
+    if steps % 2:
+        last, _ = one(last, keys[-1])
+    return jax.tree.map(lambda leaf: leaf[0], both), last
 
 
 def local_step(slope: PyTree, point: PyTree, correction: PyTree, rate: Array) -> PyTree:
@@ -94,40 +107,27 @@ def settle(
     constraint: AbstractSet,
     ahead: PyTree,
     correction: PyTree,
+    known: PyTree | None = None,
     *,
     rate: Array,
     probability: float | Array,
+    compression: str | None = None,
     key: PRNGKeyArray,
-) -> tuple[PyTree, PyTree]:
-    """The projection of v_hat, `ahead`, and what the correction becomes by it."""
-    chosen = constraint.for_round(key)
-    offset = optax.tree.scale(rate / probability, correction)
-    new = cast_like(chosen.project_corrected(ahead, offset), ahead)
-    corrected = axpy(correction, probability / rate, optax.tree.sub(new, ahead))
-    return new, chosen.keep_absent(corrected, correction)
+) -> tuple[PyTree, PyTree, PyTree | None]:
+    """The projection of v_hat, `ahead`, and what the correction becomes by it.
 
-
-def settle_compressed(
-    constraint: AbstractSet,
-    ahead: PyTree,
-    correction: PyTree,
-    known: PyTree,
-    *,
-    rate: Array,
-    probability: float | Array,
-    kind: str,
-    key: PRNGKeyArray,
-) -> tuple[PyTree, PyTree, PyTree]:
-    """The same with messages of 16 bits; also what the server knows of each client by then.
-
-    A client goes on as if its v_hat had been the one whose message is what it really sent. So the
-    corrections still add up to zero.
+    With `compression`, messages have 16 bits; `known` is what the server knows of each client,
+    before and after. A client goes on as if its v_hat had been the one whose message is what it
+    really sent. So the corrections still add up to zero.
     """
     offset = optax.tree.scale(rate / probability, correction)
-    known = told(optax.tree.sub(ahead, offset), known, kind)
-    ahead = cast_like(optax.tree.add(known, offset), ahead)
-    settled = settle(constraint, ahead, correction, rate=rate, probability=probability, key=key)
-    return *settled, known
+    if compression is not None:
+        known = told(optax.tree.sub(ahead, offset), known, compression)
+        ahead = cast_like(optax.tree.add(known, offset), ahead)
+    chosen = constraint.for_round(key)
+    new = cast_like(chosen.project_corrected(ahead, offset), ahead)
+    corrected = axpy(correction, probability / rate, optax.tree.sub(new, ahead))
+    return new, chosen.keep_absent(corrected, correction), known
 
 
 def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray]:

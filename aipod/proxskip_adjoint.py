@@ -13,18 +13,18 @@ from aipod._tree import axpy
 from aipod.adjoint import AbstractAdjoint, adjoint_cost, check_damping
 from aipod.compression import check_compression
 from aipod.cost import Cost, rounds_of
+from aipod.curvature import hessian_product
 from aipod.problem import Bilevel
 from aipod.proxskip import (
     check_probability,
     local_step,
     proxskip,
     settle,
-    settle_compressed,
     step_keys,
 )
 from aipod.sampling import batch_size, draw
 from aipod.sets import AbstractSet
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps, hessian_product
+from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
 
 
 class WarmState(eqx.Module):
@@ -186,23 +186,16 @@ class ProxSkipAdjoint(AbstractAdjoint):
     def settle(self, problem: Bilevel, state: PyTree, rates: Rates, *, key: PRNGKeyArray) -> PyTree:
         if self.prob is not None:
             return state
-        directions, rate = problem.lower_set.directions(), rates(self.lr)
-        often, known = 1 / self.steps, None
-        if self.compression is None:
-            u, correction = settle(
-                directions, state.u, state.correction, rate=rate, probability=often, key=key
-            )
-        else:
-            u, correction, known = settle_compressed(
-                directions,
-                state.u,
-                state.correction,
-                state.known,
-                rate=rate,
-                probability=often,
-                kind=self.compression,
-                key=key,
-            )
+        u, correction, known = settle(
+            problem.lower_set.directions(),
+            state.u,
+            state.correction,
+            state.known,
+            rate=rates(self.lr),
+            probability=1 / self.steps,
+            compression=self.compression,
+            key=key,
+        )
         return WarmState(u, correction, state.damping, known)
 
 

@@ -10,10 +10,11 @@ from aipod._random import subkeys
 from aipod._tree import axpy
 from aipod.adjoint import AbstractAdjoint
 from aipod.cost import Cost
+from aipod.curvature import hessian_product
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, hessian_product
+from aipod.stepsize import Curvature, Rates, StepSize, check_rate
 
 
 class SimultaneousLower(AbstractLower):

@@ -130,10 +130,10 @@ def E2AiPOD(
 def E3AiPOD(
     *,
     upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
+    lower_lr: StepSize = Curvature(iterations=2),
     lower_steps: int = 20,
     adjoint_steps: int = 2,
-    adjoint_lr: StepSize = Curvature(),
+    adjoint_lr: StepSize = Curvature(iterations=2),
     damping: float | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     compression: str | None = None,
@@ -146,7 +146,8 @@ def E3AiPOD(
     damping is needed its fixed points are exactly the stationary points.
 
     The defaults were chosen by measurement on the paper's MNIST task and then left alone: step
-    sizes follow the curvature of the lower level, and upstairs works `aipod.fading_adam()`.
+    sizes follow the curvature of the lower level and shorten in noise, and upstairs works
+    `aipod.fading_adam()`.
 
     **Arguments:**
 

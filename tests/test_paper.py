@@ -210,7 +210,7 @@ def test_e_aipod_is_the_paper(coupled, T, delta):
         x = (1 - delta) * x + delta * paper.project_x(x_t)  # delta-x
         state = solver.step(problem, state, key=KEY)
         np.testing.assert_allclose(state.y, y, atol=1e-12)
-        np.testing.assert_allclose(state.lower, r, atol=1e-11)
+        np.testing.assert_allclose(state.lower.correction, r, atol=1e-11)
         np.testing.assert_allclose(state.x, x, atol=1e-12)
     assert int(state.counts.lower_projections) == projections
     assert 0 < projections < 4 * S

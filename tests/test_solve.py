@@ -110,7 +110,7 @@ def test_divergence_keeps_the_last_finite_state(tmp_path):
     assert 0 < last < 10_000
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((solution.x, solution.y)))
     after = wild.step(CASE.problem, solution.state, key=KEY)
-    assert not np.all(np.isfinite(jnp.concatenate([after.x, after.y, after.lower])))
+    assert not np.all(np.isfinite(jnp.concatenate([after.x, after.y, after.lower.correction])))
     for word in (f"outer step {last + 1}", "lower_lr=15", "Curvature"):
         assert word in solution.message
     assert solution.history["step"][-1] == last
@@ -189,7 +189,7 @@ solution = aipod.solve(
     CASE.problem, SOLVER, CASE.x, CASE.y, steps, key=jax.random.key(2), record=norms, every=500,
     checkpoint=folder, checkpoint_seconds=0.02, resume=True,
 )
-np.savez(out, x=solution.x, y=solution.y, r=solution.state.lower, **solution.history)
+np.savez(out, x=solution.x, y=solution.y, r=solution.state.lower.correction, **solution.history)
 """
 
 

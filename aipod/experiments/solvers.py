@@ -119,6 +119,8 @@ def make(solver: str, arguments: Mapping[str, Plain]) -> Any:
 def _plain(default: Any) -> Plain | None:
     if default is None or isinstance(default, bool | int | float | str):
         return default
-    if type(default).__name__ == "Curvature":
-        return "curvature"
+    if isinstance(default, aipod.Curvature):
+        fields = {field.name: field.default for field in dataclasses.fields(default)}
+        own = [f"{k}={getattr(default, k)}" for k, v in fields.items() if getattr(default, k) != v]
+        return f"curvature({', '.join(own)})" if own else "curvature"
     raise ValueError(f"no plain value stands for the default {default!r}.")

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from aipod.alternating import State
+from aipod.lower import ProxSkipState
 from aipod.proxskip_adjoint import WarmState
 
 
@@ -20,6 +21,8 @@ def _is_own(state: State) -> PyTree:
 
     def chosen(tree: State) -> list[Any]:
         parts: list[Any] = [tree.lower]
+        if isinstance(tree.lower, ProxSkipState):
+            parts = [tree.lower.correction]
         if isinstance(tree.adjoint, WarmState):
             parts.append(tree.adjoint.correction)
         return parts

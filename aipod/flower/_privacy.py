@@ -132,7 +132,7 @@ class Guard:
         changes = np.asarray(sent) - np.asarray(asked["y"].values)
         lower, adjoint = self._solver.lower, self._solver.adjoint
         corrections: list[tuple[PyTree, Any, Any]] = [
-            (new.lower, lower, lower.lr),
+            (new.lower.correction, lower, lower.lr),
             (new.adjoint.correction, adjoint, adjoint.rate),
         ]
         fixed = []
@@ -140,7 +140,7 @@ class Guard:
             flat, restore = ravel_pytree(correction)
             often = 1 / slot.steps
             fixed.append(restore(flat - jnp.asarray(changes[row]) * (often / rates(rate))))
-        return eqx.tree_at(lambda s: (s.lower, s.adjoint.correction), new, tuple(fixed))
+        return eqx.tree_at(lambda s: (s.lower.correction, s.adjoint.correction), new, tuple(fixed))
 
 
 def _known(state: State) -> dict[str, list[np.ndarray]]:
