@@ -44,7 +44,7 @@ TABLES: dict[str, dict[str, dict[str, int]]] = {
             f"e-aipod:lower_prob=0.1:{SAFE}:{ADAM}": 1000,
             f"fednest:{SAFE}:{ADAM}": 1000,
             "e3-aipod": 3000,
-            "e3-aipod:compression=bfloat16": 1000,
+            "e3-aipod:compression=bfloat16": 3000,
         },
     },
     "loss-tuning": {
