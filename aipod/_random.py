@@ -33,6 +33,12 @@ def subkeys(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
     return jax.vmap(lambda index: subkey(key, index))(jnp.arange(count, dtype=jnp.uint32))
 
 
+def coins(key: PRNGKeyArray, probability: float | Array, count: int) -> Array:
+    """`count` independent coins that are true with a probability, which is met to 1 in 2^24."""
+    word = jax.random.key_data(subkeys(key, count))[:, 0]
+    return (word >> 8).astype(jnp.float32) * 2.0**-24 < probability
+
+
 def is_key(value: object) -> bool:
     """Whether value is a JAX key (or an array of them), which NumPy cannot hold."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

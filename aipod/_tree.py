@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 
 def is_concrete(tree: PyTree) -> bool:
@@ -34,6 +34,11 @@ def as_arrays(tree: PyTree) -> PyTree:
     A weak type would change in the first step of a loop, and makes JAX compile a program twice.
     """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
+
+
+def to_device(array: ArrayLike, dtype: Any = float) -> Array:
+    """Numbers as an array of JAX; converted here, where that takes no compiled program."""
+    return jax.device_put(np.asarray(array, jax.dtypes.canonicalize_dtype(dtype)))
 
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:

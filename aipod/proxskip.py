@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._random import subkey, subkeys
+from aipod._random import coins, subkey, subkeys
 from aipod._tree import axpy, cast_like
 from aipod.compression import told
 from aipod.sets import AbstractSet
@@ -41,7 +41,7 @@ def proxskip(
     otherwise:            v <- v_hat
     """
     coin_key, keys = step_keys(key, steps)
-    coins = jax.random.bernoulli(coin_key, probability, (steps,))
+    tosses = coins(coin_key, probability, steps)
 
     def body(carry: tuple[PyTree, PyTree], inputs: tuple[Array, Any]) -> tuple[Any, None]:
         point, residual = carry
@@ -65,8 +65,8 @@ def proxskip(
         # One scalar coin outside vmap: a skipped projection is not computed.
         return jax.lax.cond(coin, projected, skipped), None
 
-    (point, residual), _ = jax.lax.scan(body, (start, correction), (coins, keys))
-    return point, residual, jnp.sum(coins)
+    (point, residual), _ = jax.lax.scan(body, (start, correction), (tosses, keys))
+    return point, residual, jnp.sum(tosses)
 
 
 def local_steps(

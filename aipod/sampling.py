@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._random import hash32, subkeys
-from aipod._tree import all_finite
+from aipod._tree import all_finite, to_device
 
 Sampler = Callable[[PRNGKeyArray], Any]
 
@@ -224,7 +224,7 @@ class Noise(eqx.Module):
     def __init__(self, scale: float, samples: Sampler | None = None) -> None:
         if not 0 <= scale < float("inf"):
             raise ValueError(f"scale must be 0 or more, a standard deviation, got {scale}.")
-        self.scale = jnp.asarray(scale, float)
+        self.scale = to_device(scale)
         self.samples = samples
 
     @property

@@ -8,11 +8,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._random import as_key, is_key
+from aipod._tree import to_device
 from aipod.alternating import Alternating, State
 from aipod.checkpoint import Checkpoints, fingerprint
 from aipod.chunk import QUANTITIES, Chunk, Limits, Record, program_for
@@ -205,11 +205,11 @@ class _Run:
             left = min(left, self.stop.projections - self.ledger.projections)
         tolerance = self.stop.tolerance or {}
         return Limits(
-            end=jnp.asarray(end, jnp.int32),
-            final=jnp.asarray(self.steps, jnp.int32),
-            every=jnp.asarray(self.every, jnp.int32),
-            projections=jnp.asarray(left, jnp.int32),
-            tolerance={name: jnp.asarray(value, float) for name, value in tolerance.items()},
+            end=to_device(end, np.int32),
+            final=to_device(self.steps, np.int32),
+            every=to_device(self.every, np.int32),
+            projections=to_device(left, np.int32),
+            tolerance={name: to_device(value) for name, value in tolerance.items()},
         )
 
     def to_the_end(self, front: Any) -> Solution:

@@ -9,7 +9,7 @@ import pytest
 
 import aipod
 from aipod import federated
-from aipod._random import subkeys
+from aipod._random import coins, subkeys
 
 KEY = jax.random.key(5)
 
@@ -90,8 +90,7 @@ def test_e_aipod_is_the_papers_federated_algorithm_client_by_client():
     slopes = [a.T @ b / len(a) for a, b in data]
     for k in range(3):
         keys = subkeys(jax.random.fold_in(KEY, k), 6)
-        coins = jax.random.bernoulli(subkeys(keys[0], S + 1)[0], p, (S,))
-        for coin in np.asarray(coins):
+        for coin in np.asarray(coins(subkeys(keys[0], S + 1)[0], p, S)):
             hat = np.stack(
                 [
                     y[m] - beta * (hessians[m] @ y[m] - slopes[m] - x[m] - r[m])

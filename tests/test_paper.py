@@ -11,7 +11,7 @@ import pytest
 import scipy.linalg
 
 import aipod
-from aipod._random import subkey, subkeys
+from aipod._random import coins, subkey, subkeys
 
 SIZE, ROWS = 6, 2
 KEY = jax.random.key(7)
@@ -121,7 +121,7 @@ class Draws:
 
     def loop(self, key, steps, prob):
         keys = subkeys(key, steps + 1)
-        return np.asarray(jax.random.bernoulli(keys[0], prob, (steps,))), keys[1:]
+        return np.asarray(coins(keys[0], prob, steps)), keys[1:]
 
 
 def lower_proxskip(paper, draws, x, y, r, *, beta, prob, steps):

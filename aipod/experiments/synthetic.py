@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from aipod._tree import to_device
 from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task, option
 from aipod.problem import Bilevel
 from aipod.sampling import Noise
@@ -82,7 +83,7 @@ def matrices(options: Options) -> Matrices:
 
 def build(options: Options) -> Task:
     data = matrices(options)
-    c, d = jnp.asarray(data.c, float), jnp.asarray(data.d, float)
+    c, d = to_device(data.c), to_device(data.d)
     lower_set: AbstractSet = Free()
     if options.constraints in ("both", "lower"):
         lower_set = Affine(data.A, 0.0, coupling=data.H if options.coupled else None)
@@ -121,7 +122,7 @@ def build(options: Options) -> Task:
     x0, y0 = rng.normal(size=(2, options.dimension)) / np.sqrt(options.dimension)
     rows = data.B[: options.upper_rank]  # orthonormal: x0 goes on the upper set
     x0 = x0 - rows.T @ (rows @ x0)
-    return Task(problem, jnp.asarray(x0, float), jnp.asarray(y0, float), record, running_error)
+    return Task(problem, to_device(x0), to_device(y0), record, running_error)
 
 
 def running_error(columns: Columns) -> dict[str, np.ndarray]:

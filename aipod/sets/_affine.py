@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, PyTree
 
-from aipod._tree import is_concrete, same_structure
+from aipod._tree import is_concrete, same_structure, to_device
 from aipod.sets._base import (
     MOVES_WITH_X,
     AbstractSet,
@@ -62,7 +62,7 @@ class LinearCoupling(eqx.Module):
 def as_coupling(coupling: Any) -> Callable[[PyTree], PyTree] | None:
     if coupling is None or callable(coupling):
         return coupling
-    matrix = jnp.asarray(coupling, float)
+    matrix = to_device(coupling)
     if matrix.ndim != 2:
         raise ValueError(
             f"coupling must be a function h(x) or a matrix H, got an array of shape {matrix.shape}."
@@ -173,9 +173,16 @@ class AbstractLinearSet(AbstractSet):
         if self.coupling is not None:
             jax.eval_shape(self._right_hand_side, x)
             if is_concrete((self, x)):
-                with jax.ensure_compile_time_eval():
-                    right = self._right_hand_side(x)
-                self._require_nonempty(right, f"{name} at the given x")
+                self._require_nonempty(self._known_right_hand_side(x), f"{name} at the given x")
+
+    def _known_right_hand_side(self, x: PyTree) -> PyTree:
+        """c - h(x) where x has a value; H x by NumPy, which has nothing to compile."""
+        if isinstance(self.coupling, LinearCoupling):
+            flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(x)])
+            shift = self._rows_of(np.asarray(self.coupling.matrix) @ flat)
+            return jax.tree.map(lambda c, h: np.asarray(c) - h, self.target, shift)
+        with jax.ensure_compile_time_eval():
+            return self._right_hand_side(x)
 
     def _require_nonempty(self, right: PyTree, name: str) -> PyTree:
         """The particular solution for a right-hand side, or `ValueError` when there is none."""
@@ -254,7 +261,7 @@ class Affine(AbstractLinearSet):
     def _as_target(self, c: PyTree) -> PyTree:
         structure = self.map.out_structure
         if same_structure(c, 0.0) and jnp.shape(c) == ():
-            return jax.tree.map(lambda s: jnp.full(s.shape, c, s.dtype), structure)
+            return jax.tree.map(lambda s: to_device(np.full(s.shape, c), s.dtype), structure)
         if not _fits(c, structure):
             if self.structured:
                 raise ValueError(

@@ -18,6 +18,8 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jaxtyping import Array, Float, PyTree
 
+from aipod._tree import to_device
+
 
 def _by_rows(v: Float[Array, "*b r"], matrix: Float[Array, "d r"]) -> Float[Array, "*b d"]:
     """v @ matrix.T, read as it lies in memory: for a `.T` XLA would copy the matrix every time."""
@@ -50,11 +52,11 @@ class DenseMap(eqx.Module):
         top = values[0] if values.size else 0.0
         eps = np.finfo(matrix.dtype if matrix.dtype.kind == "f" else np.float64).eps
         rank = int(np.sum(values > max(rows, columns) * eps * top))
-        self.matrix = jnp.asarray(wide, dtype)
-        self.scaled_left = jnp.asarray(left[:, :rank] / values[:rank], dtype)
-        self.row = jnp.asarray(right[:rank].T, dtype)
+        self.matrix = to_device(wide, dtype)
+        self.scaled_left = to_device(left[:, :rank] / values[:rank], dtype)
+        self.row = to_device(right[:rank].T, dtype)
         few_free = columns - rank < rank
-        self.kernel = jnp.asarray(right[rank:].T, dtype) if few_free else None
+        self.kernel = to_device(right[rank:].T, dtype) if few_free else None
 
     @property
     def rank(self) -> int:
