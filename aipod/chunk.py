@@ -18,6 +18,8 @@ from aipod.solution import RECORDED, scalar_columns
 
 # Rows that one chunk can record before it returns to Python.
 ROWS = 256
+# Outer steps between two looks at whether all is finite; a look takes as long as some small steps.
+STRIDE = 256
 
 Record = Callable[[PyTree, PyTree], Any]
 
@@ -81,28 +83,40 @@ def _run_chunk(
     key: PRNGKeyArray,
     limits: Limits,
 ) -> Chunk:
-    """Outer steps until a limit: a loop over rows to record, around a loop over steps."""
+    """Outer steps until a limit: a loop over rows to record, around strides of several steps.
+
+    Whether all numbers are finite is looked at after each stride. If not, the stride is made again
+    from its beginning, one step at a time, up to the last finite state.
+    """
 
     def spent(state: State) -> Array:
         return state.counts.projections >= limits.projections
 
-    def step_once(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
-        old, _, _ = carry
-        new = solver.traced_step(problem, old, key)
-        parts = _finite_parts(new)
-        finite = jnp.all(parts)
-        # The last finite state survives, whatever the next one turned into.
-        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-        return kept, finite, jnp.argmin(parts).astype(jnp.int32)
+    def steps_to(target: Array, state: State) -> State:
+        return jax.lax.while_loop(
+            lambda state: (state.step < target) & ~spent(state),
+            lambda state: solver.traced_step(problem, state, key),
+            state,
+        )
 
     def to_next_row(chunk: Chunk) -> Chunk:
         target = jnp.minimum(limits.end, (chunk.state.step // limits.every + 1) * limits.every)
 
-        def going(carry: tuple[State, Array, Array]) -> Array:
-            return (carry[0].step < target) & carry[1] & ~spent(carry[0])
+        def going(carry: tuple[State, Array, Array, Array]) -> Array:
+            state, live, _, _ = carry
+            return live & (state.step < target) & ~spent(state)
 
-        start = (chunk.state, chunk.finite, chunk.culprit)
-        state, finite, culprit = jax.lax.while_loop(going, step_once, start)
+        def advance(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
+            old, _, _, stride = carry
+            new = steps_to(jnp.minimum(target, old.step + stride), old)
+            parts = _finite_parts(new)
+            finite = jnp.all(parts)
+            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+            culprit = jnp.argmin(parts).astype(jnp.int32)
+            return kept, finite | (stride > 1), culprit, jnp.where(finite, stride, 1)
+
+        start = (chunk.state, chunk.finite, chunk.culprit, jnp.asarray(STRIDE, jnp.int32))
+        state, finite, culprit, _ = jax.lax.while_loop(going, advance, start)
         on_grid = state.step % limits.every == 0
         last = (state.step == limits.final) | spent(state) | ~finite
         due = (on_grid | last) & (state.step > chunk.state.step)
