@@ -166,7 +166,7 @@ def main() -> None:
     print(f"jax {jax.__version__} on {device.platform}, {jax.local_device_count()} device(s)\n")
     race(100, dtype, 100_000, 9)
     if not arguments.quick:
-        race(2000, dtype, 1000, 9)
+        race(2000, dtype, 2000, 9)
     firsts = [fresh_process(FIRST) for _ in range(3)]
     imported, done = (statistics.median(column) for column in zip(*firsts, strict=True))
     print(f"first result in a new process: import {imported:.1f} s, 400 steps after {done:.1f} s")
