@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import lineax as lx
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
 from aipod._random import subkey
 from aipod._tree import axpy, cast_like
@@ -22,7 +22,8 @@ from aipod.cost import Cost, rounds_of
 from aipod.curvature import hessian_product
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+from aipod.stepsize import Curvature, StepSize, check_rate, check_steps
+from aipod.turn import Turn
 
 
 class AbstractAdjoint(eqx.Module):
@@ -38,18 +39,11 @@ class AbstractAdjoint(eqx.Module):
         return None
 
     @abc.abstractmethod
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
-        """z at (x, y), the state for the next outer step, and what it cost."""
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        """z at (x, y), the state for the next outer step, and what it cost.
+
+        `upper_batch` is the sample that x will see as well.
+        """
 
     @property
     def wire(self) -> str | None:
@@ -66,7 +60,7 @@ class AbstractAdjoint(eqx.Module):
         """Whether a projection is left to `settle`, at the end of the outer step."""
         return False
 
-    def settle(self, problem: Bilevel, state: PyTree, rates: Rates, *, key: PRNGKeyArray) -> PyTree:
+    def settle(self, turn: Turn, state: PyTree) -> PyTree:
         """The state after the projection that was left to the end of the outer step."""
         return state
 
@@ -129,17 +123,8 @@ class Neumann(AbstractAdjoint):
     def draws(self) -> tuple[int, int]:
         return self.steps - 1, 0
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         eta = rates(self.lr)
         objective, samples = problem.lower_at(x, draws=self.steps)
         lower_set = problem.lower_set
@@ -207,17 +192,8 @@ class ConjugateGradient(AbstractAdjoint):
     def rate(self) -> None:
         return None
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, key = turn.problem, turn.x, turn.y, turn.key
         batch = draw(problem.lower_samples, key)
         gradient = _upper_gradient(problem, x, y, upper_batch)
         z, steps = solve_projected(
@@ -298,18 +274,8 @@ class Zero(AbstractAdjoint):
     def rate(self) -> None:
         return None
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
-        return optax.tree.zeros_like(y), state, Cost()
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        return optax.tree.zeros_like(turn.y), state, Cost()
 
 
 class Direct(AbstractAdjoint):
@@ -330,17 +296,8 @@ class Direct(AbstractAdjoint):
     def rate(self) -> None:
         return None
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, key = turn.problem, turn.x, turn.y, turn.key
         batch = draw(problem.lower_samples, key)
         flat, restore = ravel_pytree(y)
         identity = jnp.eye(flat.size, dtype=flat.dtype)

@@ -24,6 +24,7 @@ from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
 from aipod.scope import Scope
 from aipod.stepsize import Curvature, Rates, check_steps
+from aipod.turn import Turn
 from aipod.upper import AbstractUpper
 
 
@@ -153,22 +154,19 @@ class Alternating(eqx.Module):
             spent_on_curvature = batch_size(problem.lower_samples)
         rates = Rates(state.step, estimate)
 
-        y, lower, lower_cost = self.lower.run(
-            problem, x, state.y, state.lower, rates, key=lower_key
-        )
+        turn = Turn(problem, x, state.y, rates, lower_key)
+        y, lower, lower_cost = self.lower.run(turn, state.lower)
+        turn = turn._replace(y=y, key=adjoint_key)
         upper_batch = draw(problem.upper_samples, xi_key)
-        z, adjoint, adjoint_cost = self.adjoint.solve(
-            problem, x, y, upper_batch, state.adjoint, rates, key=adjoint_key
-        )
+        z, adjoint, adjoint_cost = self.adjoint.solve(turn, upper_batch, state.adjoint)
         lower_batch = draw(problem.lower_samples, phi_key)
         implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
-        new_x, upper, upper_cost = self.upper.update(
-            problem, x, y, z, implicit, upper_batch, state.upper, rates, key=upper_key
-        )
+        turn = turn._replace(key=upper_key)
+        new_x, upper, upper_cost = self.upper.update(turn, z, implicit, upper_batch, state.upper)
         # What was left for the end of the step travels together with x: the same clients, and
         # one round, or one of its own when x is not averaged in this step.
-        y, lower = self.lower.settle(problem, x, y, lower, rates, key=upper_key)
-        adjoint = self.adjoint.settle(problem, adjoint, rates, key=upper_key)
+        y, lower = self.lower.settle(turn, lower)
+        adjoint = self.adjoint.settle(turn, adjoint)
         own_cost = Cost(
             upper_samples=batch_size(problem.upper_samples),
             lower_samples=batch_size(problem.lower_samples) + spent_on_curvature,

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
 from aipod._tree import axpy
 from aipod.cost import Cost
@@ -12,7 +12,8 @@ from aipod.curvature import power_iteration
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+from aipod.stepsize import Curvature, StepSize, check_rate, check_steps
+from aipod.turn import Turn
 
 # Enough for the norm of a constraint matrix; it is found once, when a run begins.
 _NORM_ITERATIONS = 100
@@ -72,16 +73,8 @@ class AugmentedLagrangian(AbstractLower):
         norm, _ = power_iteration(lambda v: pull(push(v))[0], start, _NORM_ITERATIONS)
         return _State(optax.tree.zeros_like(residual), norm)
 
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         batch = draw(problem.lower_samples, key)
         lower_set = problem.lower_set.at(x)
         length = _SAFETY / (1 / rates(self.lr) + self.penalty * state.norm)

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
 from aipod._random import subkey
 from aipod._tree import axpy, cast_like
@@ -10,7 +10,8 @@ from aipod.cost import Cost, rounds_of
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate
+from aipod.stepsize import Curvature, StepSize, check_rate
+from aipod.turn import Turn
 
 
 class GrowingSGD(AbstractLower):
@@ -43,16 +44,8 @@ class GrowingSGD(AbstractLower):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return None
 
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         rate = rates(self.lr)
         lower_set = problem.lower_set.at(x)
         objective, samples = problem.lower_at(x, draws=1)

@@ -28,6 +28,7 @@ from aipod.curvature import (
 from aipod.problem import Bilevel
 from aipod.sampling import draw
 from aipod.stepsize import Rates
+from aipod.turn import Turn
 
 
 def implicit_term(
@@ -95,15 +96,8 @@ def _hypergradient(
     if iterations := curvature_iterations(adjoint.rate):
         start = curvature_init(y, problem.lower_set)
         _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
-    z, _, _ = adjoint.solve(
-        problem,
-        x,
-        y,
-        upper_batch,
-        adjoint.init(problem, x, y),
-        Rates(step, curvature),
-        key=adjoint_key,
-    )
+    turn = Turn(problem, x, y, Rates(step, curvature), adjoint_key)
+    z, _, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
     implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
     return optax.tree.add(upper_gradient(problem, x, y, upper_batch), implicit)
 

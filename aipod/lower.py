@@ -24,6 +24,7 @@ from aipod.proxskip import (
 from aipod.sampling import batch_size, draw
 from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
 from aipod.tempering import agreement, tempered
+from aipod.turn import Turn
 
 
 class AbstractLower(eqx.Module):
@@ -36,16 +37,7 @@ class AbstractLower(eqx.Module):
         """What is kept besides y from one outer step to the next."""
 
     @abc.abstractmethod
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         """The next y, the next state, and what it cost."""
 
     @property
@@ -63,18 +55,9 @@ class AbstractLower(eqx.Module):
         """Whether the projection is left to `settle`, at the end of the outer step."""
         return False
 
-    def settle(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree]:
+    def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
         """y and the state after the projection that was left to the end of the outer step."""
-        return y, state
+        return turn.y, state
 
 
 class ProjectedSGD(AbstractLower):
@@ -107,16 +90,8 @@ class ProjectedSGD(AbstractLower):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return None
 
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         rate = rates(self.lr)
         lower_set = problem.lower_set.at(x)
         objective, samples = problem.lower_at(x, draws=self.steps)
@@ -212,16 +187,8 @@ class ProxSkip(AbstractLower):
     def _rate(self, state: ProxSkipState, rates: Rates) -> Array:
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
 
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         lower_set = problem.lower_set.at(x)
         objective, samples = problem.lower_at(x, draws=self.steps)
 
@@ -256,16 +223,8 @@ class ProxSkip(AbstractLower):
         cost = Cost(projections, lower_samples=spent, rounds=rounds, sent_y=rounds)
         return y, ProxSkipState(correction), cost
 
-    def settle(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree]:
+    def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
+        problem, x, y, rates, key = turn
         if self.prob is not None:
             return y, state
         y, correction, known = settle(

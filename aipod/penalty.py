@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
 from aipod._tree import axpy, cast_like
 from aipod.adjoint import AbstractAdjoint
@@ -14,7 +14,8 @@ from aipod.hypergradient import upper_gradient
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel, Constant
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Rates, StepSize, check_rate
+from aipod.stepsize import StepSize, check_rate
+from aipod.turn import Turn
 from aipod.upper import AbstractUpper, check_one_of, check_upper_rate, optimizer_step
 
 
@@ -71,21 +72,12 @@ class PerturbedLower(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return y, self.lower.init(problem, x, y)
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         start, kept = state
         lower_batch = draw(problem.lower_samples, key)
         perturbed = self._perturbed(problem, (upper_batch, lower_batch))
-        moved, kept, cost = self.lower.run(perturbed, x, start, kept, rates, key=key)
+        moved, kept, cost = self.lower.run(Turn(perturbed, x, start, rates, key), kept)
         z = optax.tree.scale(1 / self.delta, optax.tree.sub(y, moved))
         spent = Cost(
             cost.projections,
@@ -128,18 +120,9 @@ class DifferenceStep(AbstractUpper):
         check_one_of(self.lr, self.optimizer)
 
     def update(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        z: PyTree,
-        implicit: PyTree,
-        batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         lower_batch = draw(problem.lower_samples, key)
 
         def value(moving: PyTree, point: PyTree, share: float) -> Array:

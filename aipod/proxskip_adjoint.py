@@ -24,7 +24,8 @@ from aipod.proxskip import (
 )
 from aipod.sampling import batch_size, draw
 from aipod.sets import AbstractSet
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+from aipod.stepsize import Curvature, StepSize, check_rate, check_steps
+from aipod.turn import Turn
 
 
 class WarmState(eqx.Module):
@@ -123,17 +124,8 @@ class ProxSkipAdjoint(AbstractAdjoint):
         damping = jnp.asarray(given, jnp.result_type(*jax.tree.leaves(y)))
         return WarmState(zeros, zeros, damping, None if self.compression is None else zeros)
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         start = state if self.warm else self._start(y)
         lower_set, rate = problem.lower_set, rates(self.lr)
         objective, samples = problem.lower_at(x, draws=self.steps)
@@ -183,7 +175,8 @@ class ProxSkipAdjoint(AbstractAdjoint):
         cost = Cost(1, sent_y=rounds_of(lower_set, 1), **spent)
         return optax.tree.scale(-1, u), kept, cost
 
-    def settle(self, problem: Bilevel, state: PyTree, rates: Rates, *, key: PRNGKeyArray) -> PyTree:
+    def settle(self, turn: Turn, state: PyTree) -> PyTree:
+        problem, rates, key = turn.problem, turn.rates, turn.key
         if self.prob is not None:
             return state
         u, correction, known = settle(

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import PyTree
 
 from aipod._random import subkeys
 from aipod._tree import axpy
@@ -14,7 +14,8 @@ from aipod.curvature import hessian_product
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate
+from aipod.stepsize import Curvature, StepSize, check_rate
+from aipod.turn import Turn
 
 
 class SimultaneousLower(AbstractLower):
@@ -43,16 +44,8 @@ class SimultaneousLower(AbstractLower):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return y
 
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, rates, key = turn.problem, turn.x, turn.rates, turn.key
         gradient = jax.grad(problem.lower, argnums=1)(x, state, draw(problem.lower_samples, key))
         new = axpy(state, -rates(self.lr), gradient)
         return state, new, Cost(lower_samples=batch_size(problem.lower_samples))
@@ -85,17 +78,8 @@ class SimultaneousAdjoint(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return optax.tree.zeros_like(y)
 
-    def solve(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        upper_batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         upper_key, lower_key = subkeys(key, 2)
         xi, phi = draw(problem.upper_samples, upper_key), draw(problem.lower_samples, lower_key)
         slope = jax.grad(problem.upper, argnums=1)(x, y, xi)

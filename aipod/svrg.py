@@ -15,7 +15,8 @@ from aipod.hypergradient import implicit_term, upper_gradient
 from aipod.lower import AbstractLower
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+from aipod.stepsize import Curvature, StepSize, check_rate, check_steps
+from aipod.turn import Turn
 from aipod.upper import AbstractUpper, check_between, check_upper_rate, optimizer_step
 
 
@@ -59,16 +60,8 @@ class SVRG(AbstractLower):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return None
 
-    def run(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         rate = rates(self.lr)
         lower_set = problem.lower_set.at(x)
         objective, samples = problem.lower_at(x, draws=self.draws)
@@ -136,18 +129,9 @@ class LocalUpper(AbstractUpper):
         check_between(self.lr, self.steps)
 
     def update(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        z: PyTree,
-        implicit: PyTree,
-        batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         rate, upper_set = rates(self.lr), problem.upper_set
         keys = subkeys(key, 2 + self.steps)
         mean_round, point_round = keys[:2]

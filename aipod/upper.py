@@ -17,7 +17,8 @@ from aipod.cost import Cost, rounds_of
 from aipod.hypergradient import upper_gradient
 from aipod.problem import Bilevel
 from aipod.sampling import batch_size, draw
-from aipod.stepsize import Curvature, Rates, StepSize, check_rate, check_steps
+from aipod.stepsize import Curvature, StepSize, check_rate, check_steps
+from aipod.turn import Turn
 
 
 class AbstractUpper(eqx.Module):
@@ -37,17 +38,7 @@ class AbstractUpper(eqx.Module):
 
     @abc.abstractmethod
     def update(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        z: PyTree,
-        implicit: PyTree,
-        batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
         """The next x, the next state, and what it cost; `batch` is the sample behind w."""
 
@@ -149,36 +140,18 @@ class EveryStep(AbstractUpper):
         return state if self.compression is None else (state, optax.tree.zeros_like(x))
 
     def update(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        z: PyTree,
-        implicit: PyTree,
-        batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
-        direction = _direction(problem, x, y, implicit, batch)
+        direction = _direction(turn.problem, turn.x, turn.y, implicit, batch)
         if self.compression is not None:
             own, known = state
             known = told(direction, known, self.compression)
-            x, own, cost = self._move(problem, x, known, own, rates, key=key)
+            x, own, cost = self._move(turn, known, own)
             return x, (own, known), cost
-        return self._move(problem, x, direction, state, rates, key=key)
+        return self._move(turn, direction, state)
 
-    def _move(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        direction: PyTree,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
-    ) -> tuple[PyTree, PyTree, Cost]:
+    def _move(self, turn: Turn, direction: PyTree, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, rates, key = turn.problem, turn.x, turn.rates, turn.key
         if self.optimizer is not None:
             along = cast_like(problem.upper_set.for_round(key).tangent(direction), x)
             x, state = optimizer_step(problem, self.optimizer, along, state, x)
@@ -230,18 +203,9 @@ class Delayed(AbstractUpper):
             )
 
     def update(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        z: PyTree,
-        implicit: PyTree,
-        batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y, rates, key = turn
         rate = rates(self.lr)
 
         def local(point: PyTree, sample: Any) -> PyTree:
@@ -305,21 +269,11 @@ class Periodic(AbstractUpper):
             )
 
     def update(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        z: PyTree,
-        implicit: PyTree,
-        batch: Any,
-        state: PyTree,
-        rates: Rates,
-        *,
-        key: PRNGKeyArray,
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
         if self.steps == 1:
-            every = EveryStep(self.lr, self.optimizer)
-            return every.update(problem, x, y, z, implicit, batch, state, rates, key=key)
+            return EveryStep(self.lr, self.optimizer).update(turn, z, implicit, batch, state)
+        problem, x, y, rates, key = turn
         direction = _direction(problem, x, y, implicit, batch)
         moved = axpy(x, -rates(self.lr), direction)
         due = rates.step % self.steps == 0

@@ -93,16 +93,15 @@ def test_the_fixed_points_are_the_exact_solution():
 class Forgetful(aipod.ProxSkip):
     """The lower level without its correction r."""
 
-    def settle(self, problem, x, y, state, rates, *, key):
-        y, _ = super().settle(problem, x, y, state, rates, key=key)
-        return y, state
+    def settle(self, turn, state):
+        return super().settle(turn, state)[0], state
 
 
 class ForgetfulAdjoint(aipod.ProxSkipAdjoint):
     """The adjoint without its correction e."""
 
-    def settle(self, problem, state, rates, *, key):
-        new = super().settle(problem, state, rates, key=key)
+    def settle(self, turn, state):
+        new = super().settle(turn, state)
         return dataclasses.replace(new, correction=state.correction)
 
 

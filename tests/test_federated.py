@@ -10,6 +10,7 @@ import pytest
 import aipod
 from aipod import federated
 from aipod._random import coins, subkeys
+from aipod.turn import Turn
 
 KEY = jax.random.key(5)
 
@@ -139,8 +140,8 @@ def test_heterogeneous_clients_reach_the_exact_solution_and_local_sgd_does_not()
     class LocalSGD(aipod.ProxSkip):
         """Averages now and then, and forgets the correction in between."""
 
-        def run(self, problem, x, y, state, rates, *, key):
-            y, _, cost = super().run(problem, x, y, state, rates, key=key)
+        def run(self, turn, state):
+            y, _, cost = super().run(turn, state)
             return y, state, cost
 
     local = aipod.Alternating(LocalSGD(steps=10, prob=0.2), solver.adjoint, aipod.EveryStep(lr=0.2))
@@ -183,7 +184,7 @@ def test_weights_are_those_of_the_objective():
     np.testing.assert_allclose(y_star, np.stack([expected] * 4), atol=1e-9)
     lower = aipod.ProxSkip(steps=4000, prob=0.3, lr=0.1)
     rates = aipod.stepsize.Rates(jnp.zeros((), int), None)
-    found, _, _ = lower.run(problem, x, y, lower.init(problem, x, y), rates, key=KEY)
+    found, _, _ = lower.run(Turn(problem, x, y, rates, KEY), lower.init(problem, x, y))
     np.testing.assert_allclose(found, y_star, atol=1e-8)
 
 
@@ -212,7 +213,7 @@ def test_proxskip_with_absent_clients_still_solves_the_lower_level():
     problem, x, y = ridge(8, 5, participation=0.25)
     lower = aipod.ProxSkip(steps=6000, prob=0.3, lr=0.1)
     rates = aipod.stepsize.Rates(jnp.zeros((), int), None)
-    found, _, cost = lower.run(problem, x, y, lower.init(problem, x, y), rates, key=KEY)
+    found, _, cost = lower.run(Turn(problem, x, y, rates, KEY), lower.init(problem, x, y))
     np.testing.assert_allclose(found, aipod.exact_lower(problem, x, y), atol=1e-7)
     assert int(cost.rounds) == int(cost.projections) == int(cost.sent_y)
 

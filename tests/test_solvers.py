@@ -11,6 +11,7 @@ import aipod
 from aipod.cost import Cost
 from aipod.lower import AbstractLower
 from aipod.proxskip import proxskip
+from aipod.turn import Turn
 from tests.problems import CASES, orthonormal_rows, positive_definite, repeat_rows
 
 KEY = jax.random.key(11)
@@ -49,8 +50,9 @@ def test_proxskip_that_skips_nothing_is_projected_sgd():
     problem, x, y = case.problem, case.x, case.y
     rates = aipod.stepsize.Rates(jnp.zeros((), int), None)
     sgd, skip = aipod.ProjectedSGD(lr=0.1, steps=7), aipod.ProxSkip(lr=0.1, steps=7, prob=1.0)
-    plain, _, cost = sgd.run(problem, x, y, sgd.init(problem, x, y), rates, key=KEY)
-    skipped, _, other = skip.run(problem, x, y, skip.init(problem, x, y), rates, key=KEY)
+    turn = Turn(problem, x, y, rates, KEY)
+    plain, _, cost = sgd.run(turn, sgd.init(problem, x, y))
+    skipped, _, other = skip.run(turn, skip.init(problem, x, y))
     assert_close(plain, skipped)
     assert int(cost.projections) == int(other.projections) == 7
 
@@ -61,7 +63,7 @@ def test_adjoint_proxskip_that_skips_nothing_is_projected_sgd_on_the_quadratic()
     x, y = jnp.ones(n), jnp.arange(n) / n
     adjoint = aipod.ProxSkipAdjoint(steps=9, lr=0.2, prob=1.0)
     rates = aipod.stepsize.Rates(jnp.zeros((), int), None)
-    z, _, _ = adjoint.solve(problem, x, y, None, None, rates, key=KEY)
+    z, _, _ = adjoint.solve(Turn(problem, x, y, rates, KEY), None, None)
     slope = np.asarray(jax.grad(problem.upper, argnums=1)(x, y, None))
     projection = np.eye(n) - np.linalg.pinv(quadratic.A) @ quadratic.A
     u = np.zeros(n)
@@ -117,7 +119,9 @@ class UncorrectedSkip(AbstractLower):
     def init(self, problem, x, y):
         return None
 
-    def run(self, problem, x, y, state, rates, *, key):
+    def run(self, turn, state):
+        problem, x, y, _, key = turn
+
         def body(y, key):
             y, _, count = proxskip(
                 lambda t, _: jax.grad(problem.lower, argnums=1)(x, t, None),
@@ -211,7 +215,8 @@ def test_e2_aipod_without_its_correction_stalls():
         def rate(self):
             return None
 
-        def solve(self, problem, x, y, upper_batch, state, rates, *, key):
+        def solve(self, turn, upper_batch, state):
+            problem, x, y, _, key = turn
             slope = jax.grad(problem.upper, argnums=1)(x, y, None)
 
             def body(u, key):

@@ -19,6 +19,7 @@ from aipod.hypergradient import implicit_term, upper_gradient
 from aipod.problem import Bilevel
 from aipod.sampling import expected
 from aipod.stepsize import Rates, theory
+from aipod.turn import Turn
 
 _SIZE, _RANK, _NOISE = 20, 5, 0.1
 
@@ -138,8 +139,8 @@ def _dense(problem: Bilevel, x: Array, y: Array, upper_batch: Any, lower_batch: 
         lower_set=problem.lower_set,
         lower_samples=lambda _: lower_batch,
     )
-    rates = Rates(jnp.zeros(()), None)
-    return aipod.Direct().solve(fixed, x, y, upper_batch, None, rates, key=jax.random.key(0))[0]
+    turn = Turn(fixed, x, y, Rates(jnp.zeros(()), None), jax.random.key(0))
+    return aipod.Direct().solve(turn, upper_batch, None)[0]
 
 
 def several_steps(steps: int, count: int) -> Alternating:
