@@ -24,7 +24,8 @@ def test_examples_run(script):
 
 
 def run(command):
-    # As a newcomer has it: a process of its own, float32, no settings of the test suite.
+    # As a newcomer has it: a process of its own, float32. Only the compiler hurries as it does in
+    # the whole suite.
     found = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False
     )
