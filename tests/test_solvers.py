@@ -260,7 +260,10 @@ def test_seeds_run_together_under_vmap():
         keys = jax.random.split(KEY, 5)
         together = jax.jit(jax.vmap(final))(keys)
         one_by_one = [jax.jit(final)(key) for key in keys]
-        assert_close(together, jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one))
+        # The noise is made in float32, whose rounding depends on how XLA vectorises: 20 steps
+        # along 0.1 times it differ by some 1e-9. Other draws would differ by 1e-2.
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
+        assert_close(together, stacked, atol=1e-8)
 
 
 @pytest.mark.parametrize(
