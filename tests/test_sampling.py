@@ -212,3 +212,25 @@ def test_subkeys_are_distinct_and_their_draws_are_independent():
         correlation = np.corrcoef(np.asarray(numbers).T) - np.eye(4)
         assert np.max(np.abs(correlation)) < 5 / np.sqrt(20_000)
         assert abs(np.mean(numbers)) < 5 / np.sqrt(80_000)
+
+
+def test_coins_are_fair_and_independent_of_each_other_and_of_the_samples():
+    """As ProxSkip tosses them: of one outer step, of the next, and beside the noise of a step."""
+    from aipod._random import coins
+    from aipod.proxskip import step_keys
+
+    count, p = 20_000, 0.3
+
+    def step(key):
+        coin_key, draw_keys = step_keys(key, 4)
+        noise = jax.vmap(lambda draw: jax.grad(aipod.Noise(1.0)(draw))(0.0, 0.0))(draw_keys)
+        return jnp.concatenate([coins(coin_key, p, 4).astype(float), noise])
+
+    outer = jax.vmap(lambda k: jax.random.fold_in(jax.random.key(10), k))(jnp.arange(count))
+    drawn = np.asarray(jax.jit(jax.vmap(step))(outer))
+    error = np.sqrt(p * (1 - p) / count)
+    assert np.max(np.abs(drawn[:, :4].mean(axis=0) - p)) < 5 * error
+    columns = np.concatenate([drawn[1:], drawn[:-1, :4]], axis=1)
+    correlation = np.corrcoef(columns.T) - np.eye(12)
+    assert np.max(np.abs(correlation)) < 5 / np.sqrt(count)
+    assert np.all(coins(jax.random.key(1), 1.0, 1000))
