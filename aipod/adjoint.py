@@ -193,7 +193,7 @@ class ConjugateGradient(AbstractAdjoint):
         return None
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y, key = turn.problem, turn.x, turn.y, turn.key
+        problem, x, y, _, key = turn
         batch = draw(problem.lower_samples, key)
         gradient = _upper_gradient(problem, x, y, upper_batch)
         z, steps = solve_projected(
@@ -297,7 +297,7 @@ class Direct(AbstractAdjoint):
         return None
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y, key = turn.problem, turn.x, turn.y, turn.key
+        problem, x, y, _, key = turn
         batch = draw(problem.lower_samples, key)
         flat, restore = ravel_pytree(y)
         identity = jnp.eye(flat.size, dtype=flat.dtype)

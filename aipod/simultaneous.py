@@ -45,7 +45,7 @@ class SimultaneousLower(AbstractLower):
         return y
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, rates, key = turn.problem, turn.x, turn.rates, turn.key
+        problem, x, _, rates, key = turn
         gradient = jax.grad(problem.lower, argnums=1)(x, state, draw(problem.lower_samples, key))
         new = axpy(state, -rates(self.lr), gradient)
         return state, new, Cost(lower_samples=batch_size(problem.lower_samples))

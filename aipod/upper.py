@@ -151,7 +151,7 @@ class EveryStep(AbstractUpper):
         return self._move(turn, direction, state)
 
     def _move(self, turn: Turn, direction: PyTree, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, rates, key = turn.problem, turn.x, turn.rates, turn.key
+        problem, x, _, rates, key = turn
         if self.optimizer is not None:
             along = cast_like(problem.upper_set.for_round(key).tangent(direction), x)
             x, state = optimizer_step(problem, self.optimizer, along, state, x)
