@@ -31,7 +31,7 @@ docs: $(VENV)/.test-installed  ## build the documentation; open site/index.html
 	@echo "Open site/index.html; it needs no server."
 
 deployment: $(VENV)/.test-installed  ## start a real federation on Flower and kill parts of it: some minutes
-	$(BIN)/python -m pytest -n 0 -m deployment -s tests/test_flower_deployment.py
+	$(BIN)/python -m pytest -n 0 -m deployment -s tests/flower/test_flower_deployment.py
 
 format: $(VENV)/.test-installed  ## sort imports, apply safe lint fixes and format the code
 	$(BIN)/ruff check --fix .

@@ -18,9 +18,9 @@ import numpy as np
 
 import aipod
 from aipod import federated
-from aipod.experiments.hyper_representation import EXPERIMENT, objectives
-from aipod.experiments.images import layer
 from aipod.experiments.solvers import make
+from aipod.experiments.tasks.hyper_representation import EXPERIMENT, objectives
+from aipod.experiments.tasks.images import layer
 
 PIXELS, HIDDEN, CLASSES = 784, 200, 10
 
@@ -56,7 +56,7 @@ def products(clients: int, train: int, batch_size: int, lower: int, adjoint: int
 
 def product_rate() -> float:
     """GFLOP/s of the task's largest matrix product alone, compiled as `solve` compiles."""
-    from aipod.chunk import _compile
+    from aipod.solving._chunk import _compile
 
     rng = np.random.default_rng(0)
     a = jnp.asarray(rng.normal(size=(50, 960, PIXELS)), jnp.float32)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import aipod
-from aipod.experiments import synthetic
 from aipod.experiments.base import Task
+from aipod.experiments.tasks import synthetic
 
 LEVELS = (1.0, 0.5, 0.2, 0.1)
 WINDOW = 20

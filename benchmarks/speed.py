@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import aipod
-from aipod.experiments import synthetic
+from aipod.experiments.tasks import synthetic
 
 ALPHA, BETA, PROB, LOWER, UPPER = 0.02, 0.01, 0.3, 5, 2
 KEY = jax.random.key(0)
@@ -128,7 +128,7 @@ def race(n: int, dtype: type, steps: int, rounds: int) -> None:
 FIRST = """
 import time; began = time.perf_counter()
 import jax, jax.numpy as jnp, aipod
-from aipod.experiments import synthetic
+from aipod.experiments.tasks import synthetic
 imported = time.perf_counter()
 problem = synthetic.build(synthetic.Options()).problem
 solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0, adjoint_steps=1)
@@ -138,7 +138,7 @@ print(imported - began, time.perf_counter() - began)
 
 MEMORY = """
 import resource, jax, jax.numpy as jnp, aipod
-from aipod.experiments import synthetic
+from aipod.experiments.tasks import synthetic
 problem = synthetic.build(synthetic.Options()).problem
 solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.01, upper_steps=2, adjoint_lr=1.0, adjoint_steps=1)
 peaks = []

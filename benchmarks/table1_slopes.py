@@ -12,8 +12,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from aipod.experiments import table1
-from aipod.experiments.horizon import sweep
+from aipod.experiments.studies import table1
+from aipod.experiments.studies.horizon import sweep
 
 HORIZONS = (300, 1000, 3000, 10_000, 30_000)
 NAMES = ("upper_samples", "lower_samples")

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import aipod
-from aipod.experiments import cleaning
+from aipod.experiments.tasks import cleaning
 
 options = cleaning.Options(training=500, validation=100, batch_size=100)
 data, task = cleaning.mixture(options), cleaning.build(options)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import aipod
-from aipod.experiments import portfolio
+from aipod.experiments.tasks import portfolio
 
 data, task = portfolio.market(), portfolio.build(portfolio.Options())
 solution = aipod.solve(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 import aipod
-from aipod.experiments.entropy import entropy
+from aipod.experiments.tasks.entropy import entropy
 
 senders, receivers = jnp.array([0, 0, 1, 1, 2]), jnp.array([1, 2, 2, 3, 3])
 names = ["0 to 1", "0 to 2", "1 to 2 (bridge)", "1 to 3", "2 to 3"]

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 import aipod
-from aipod.experiments.entropy import entropy, logarithm
-from aipod.experiments.transport import centred, marginals, sinkhorn
+from aipod.experiments.tasks.entropy import entropy, logarithm
+from aipod.experiments.tasks.transport import centred, marginals, sinkhorn
 
 minutes = np.array([[5.0, 20.0, 30.0], [20.0, 5.0, 15.0], [30.0, 10.0, 5.0]])  # to be found
 homes, jobs, spread = np.array([0.3, 0.3, 0.4]), np.array([0.5, 0.3, 0.2]), 10.0

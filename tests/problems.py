@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 import aipod
-from aipod.experiments.synthetic import Matrices, Options, matrices, orthonormal_rows
+from aipod.experiments.tasks.synthetic import Matrices, Options, matrices, orthonormal_rows
 
 
 class Case(NamedTuple):

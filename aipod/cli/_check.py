@@ -17,9 +17,9 @@ from aipod.diagnose import check as examine
 from aipod.experiments import SUMMARIES, load
 from aipod.experiments.base import Task
 from aipod.experiments.config import refuse_unknown_options, resolve_options
-from aipod.experiments.run_folder import finite
 from aipod.experiments.values import suggestion
-from aipod.problem import Bilevel
+from aipod.problem._bilevel import Bilevel
+from aipod.runs._folder import finite
 
 
 def check(target: str, options: dict[str, Any], *, seed: int, x64: bool, as_json: bool) -> int:

@@ -11,10 +11,10 @@ from aipod.cli._show import comparison_table, err, number, out
 from aipod.cli._watch import Watch
 from aipod.experiments import load
 from aipod.experiments.compare import CompareConfig, resolve_comparison
-from aipod.experiments.environment import environment
 from aipod.experiments.execute import Prepared, execute, prepare
-from aipod.experiments.run_folder import RunFolder, finite
 from aipod.experiments.tensorboard import require_tensorboard
+from aipod.runs._environment import environment
+from aipod.runs._folder import RunFolder, finite
 
 
 def compare(

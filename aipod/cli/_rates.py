@@ -10,12 +10,12 @@ from rich.table import Table
 
 from aipod.cli._run import free_folder
 from aipod.cli._show import err, out
-from aipod.experiments.environment import environment
-from aipod.experiments.rates import METHODS, PROBLEMS, markdown, measure
-from aipod.experiments.run_folder import RunFolder, finite
+from aipod.experiments.studies.rates import METHODS, PROBLEMS, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import suggestion
 from aipod.report.rate_figures import rates_figure
+from aipod.runs._environment import environment
+from aipod.runs._folder import RunFolder, finite
 
 
 def rates(

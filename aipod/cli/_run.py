@@ -11,8 +11,8 @@ from aipod.cli._show import err, out, run_table
 from aipod.cli._watch import Watch
 from aipod.experiments.config import RunConfig, read, resolve
 from aipod.experiments.execute import execute, prepare
-from aipod.experiments.run_folder import RunFolder, finite
 from aipod.experiments.tensorboard import require_tensorboard
+from aipod.runs._folder import RunFolder, finite
 
 EXIT = {"interrupted": 130, "diverged": 3}
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from aipod.cli._rates import conclude, names, tell
 from aipod.cli._run import free_folder
 from aipod.cli._show import err, out
-from aipod.experiments.environment import environment
-from aipod.experiments.run_folder import RunFolder
-from aipod.experiments.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
+from aipod.experiments.studies.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import whole
 from aipod.report.table_figures import table_figure
+from aipod.runs._environment import environment
+from aipod.runs._folder import RunFolder
 
 _TAKES = {"experiment": "", "solvers": None, "seeds": 8, "steps": 100_000, "seed": 0}
 

@@ -1,6 +1,7 @@
 """The experiments of the command: each is one small file that a reader can begin with.
 
-A new one is a file here with an `EXPERIMENT` in it (see `base.py`), and a line in `SUMMARIES`.
+A new one is a file in `tasks/` with an `EXPERIMENT` in it (see `base.py`), and a line in
+`SUMMARIES`.
 """
 
 import importlib
@@ -33,5 +34,5 @@ def load(name: str) -> "Experiment":
             f"there is no experiment {name!r}.{suggestion(name, SUMMARIES)} "
             f"Experiments: {', '.join(SUMMARIES)}."
         )
-    module = importlib.import_module(f"aipod.experiments.{name.replace('-', '_')}")
+    module = importlib.import_module(f"aipod.experiments.tasks.{name.replace('-', '_')}")
     return module.EXPERIMENT

@@ -12,11 +12,11 @@ import aipod
 from aipod.experiments import load, solvers
 from aipod.experiments.base import Experiment, Task
 from aipod.experiments.config import RunConfig
-from aipod.experiments.environment import environment
-from aipod.experiments.run_folder import RunFolder
 from aipod.experiments.tensorboard import EventWriter
-from aipod.progress import Progress
-from aipod.solution import Solution
+from aipod.runs._environment import environment
+from aipod.runs._folder import RunFolder
+from aipod.solving._progress import Progress
+from aipod.solving._solution import Solution
 
 # Accuracies whose first step and rounds are told, for experiments that record an accuracy.
 _LEVELS = (0.80, 0.85, 0.90, 0.92, 0.94, 0.96)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
-from aipod.problem import Bilevel, Composite, Objective
-from aipod.sampling import ClientBatch, ClientMinibatches
+from aipod.problem._bilevel import Bilevel, Composite, Objective
+from aipod.problem._samplers import ClientBatch, ClientMinibatches
 from aipod.sets import Consensus
 
 

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from aipod.alternating import Alternating, State
-from aipod.checkpoint import Checkpoints
+from aipod.algorithms._alternating import Alternating, State
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_shared
 from aipod.flower._privacy import Guard, Privacy
+from aipod.solving._checkpoint import Checkpoints
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod import federated
-from aipod.alternating import Alternating, State
+from aipod.algorithms._alternating import Alternating, State
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
-from aipod.problem import Bilevel, Composite, Objective
-from aipod.sampling import ClientMinibatches
+from aipod.problem._bilevel import Bilevel, Composite, Objective
+from aipod.problem._samplers import ClientMinibatches
 from aipod.sets import Consensus
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.alternating import State
-from aipod.lower import ProxSkipState
-from aipod.proxskip_adjoint import WarmState
+from aipod.algorithms._alternating import State
+from aipod.slots.adjoint._proxskip import WarmState
+from aipod.slots.lower._proxskip import ProxSkipState
 
 
 def _is_own(state: State) -> PyTree:

@@ -15,12 +15,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from aipod.alternating import Alternating, State
+from aipod.algorithms._alternating import Alternating, State
 from aipod.flower._mailbox import Tables
-from aipod.lower import ProxSkip
-from aipod.proxskip_adjoint import ProxSkipAdjoint, WarmState
-from aipod.stepsize import Curvature, Rates
-from aipod.upper import EveryStep
+from aipod.slots.adjoint._proxskip import ProxSkipAdjoint, WarmState
+from aipod.slots.lower._proxskip import ProxSkip
+from aipod.slots.upper._every import EveryStep
+from aipod.stepsize._stepsize import Curvature, Rates
 
 # One exchange of E3-AiPOD holds three vectors: the gradient, y and u.
 _VECTORS = 3

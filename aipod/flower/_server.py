@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.alternating import Alternating
+from aipod.algorithms._alternating import Alternating
 from aipod.experiments.execute import Prepared, write_results
-from aipod.experiments.run_folder import RunFolder
 from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
 from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
-from aipod.solution import RECORDED, Result, Solution
+from aipod.runs._folder import RunFolder
+from aipod.solving._solution import RECORDED, Result, Solution
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aipod.experiments.run_folder import RunFolder
 from aipod.experiments.solvers import ARGUMENTS, SOLVERS
+from aipod.runs._folder import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)

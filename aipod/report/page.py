@@ -11,11 +11,11 @@ from string import Template
 from typing import Any
 
 from aipod.experiments import SUMMARIES
-from aipod.experiments.run_folder import RunFolder, finite
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
 from aipod.report.curves import AXES, available_axes, curve, rows, thinned
 from aipod.report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
+from aipod.runs._folder import RunFolder, finite
 
 MARK = '<meta name="generator" content="aipod report">'
 

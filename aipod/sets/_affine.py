@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, PyTree
 
-from aipod._tree import is_concrete, same_structure, to_device
+from aipod._misc.tree import is_concrete, same_structure, to_device
 from aipod.sets._base import (
     MOVES_WITH_X,
     AbstractSet,

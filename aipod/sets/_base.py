@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._tree import all_finite, axpy, is_concrete
+from aipod._misc.tree import all_finite, axpy, is_concrete
 
 MOVES_WITH_X = "this set moves with x (it has a coupling h(x)): pass x, as in project(y, x)."
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, PyTree
 
-from aipod._tree import same_structure
+from aipod._misc.tree import same_structure
 from aipod.sets._base import (
     MOVES_WITH_X,
     AbstractSet,

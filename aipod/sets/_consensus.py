@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
-from aipod._tree import all_finite
+from aipod._misc.tree import all_finite
 from aipod.sets._base import AbstractSet, require_concrete
 
 

@@ -18,7 +18,7 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jaxtyping import Array, Float, PyTree
 
-from aipod._tree import to_device
+from aipod._misc.tree import to_device
 
 
 def _by_rows(v: Float[Array, "*b r"], matrix: Float[Array, "d r"]) -> Float[Array, "*b d"]:

@@ -1,0 +1,1 @@
+"""The gradient of F(x) = f(x, y*(x)), and exact reference values."""

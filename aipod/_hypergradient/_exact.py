@@ -1,0 +1,233 @@
+"""The gradient of F(x) = f(x, y*(x)), and exact reference values to hold algorithms against.
+
+With z from the adjoint (see `aipod.adjoint`) and L = d anchor / dx = -A^+ grad h (`eq.y_grad`),
+
+    grad F(x) = grad_x f  -  grad_xy g z  +  L' (grad_y f - grad_yy g z)
+
+is one reverse-mode derivative: no Hessian, no Jacobian and no basis is formed.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod._misc.keys import as_key, subkeys
+from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete
+from aipod.problem._bilevel import Bilevel
+from aipod.problem._samplers import draw
+from aipod.slots._turn import Turn
+from aipod.slots.adjoint._neumann import AbstractAdjoint, ConjugateGradient, solve_projected
+from aipod.stepsize._curvature import (
+    curvature_init,
+    curvature_iterations,
+    curvature_update,
+    hessian_product,
+)
+from aipod.stepsize._stepsize import Rates
+
+
+def implicit_term(
+    problem: Bilevel, x: PyTree, y: PyTree, z: PyTree, upper_batch: Any, lower_batch: Any
+) -> PyTree:
+    """w = -grad_xy g z + L' (grad_y f - grad_yy g z), the part of grad F that comes through y.
+
+    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does.
+    """
+
+    def phi(moving: PyTree) -> Array:
+        followed = problem.lower_set.follow(y, moving)
+        # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
+        slope = jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch)
+        along_z = optax.tree.vdot(slope, z)
+        if not problem.lower_set.coupled:
+            return -along_z
+        return problem.upper(x, followed, upper_batch) - along_z
+
+    return jax.grad(phi)(x)
+
+
+def upper_gradient(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
+    """grad_x f(x, y; batch), y held fixed."""
+    return jax.grad(problem.upper)(x, y, batch)
+
+
+def hypergradient(
+    problem: Bilevel,
+    x: PyTree,
+    y: PyTree,
+    adjoint: AbstractAdjoint = ConjugateGradient(),
+    *,
+    key: PRNGKeyArray | None = None,
+) -> PyTree:
+    """grad F at x, as it is when y solves the lower level (`eq.F_grad`, `eq.y_grad`).
+
+    **Arguments:**
+
+    - `problem`, `x`, `y`: where; for grad F itself y must be `exact_lower(problem, x)`.
+    - `adjoint`: how z is found.
+    - `key`: draws batches from the problem's samplers; without it the expectations are used.
+
+    !!! example
+        ```python
+        y = aipod.exact_lower(problem, x)
+        gradient = aipod.hypergradient(problem, x, y, adjoint=aipod.Direct())
+        ```
+    """
+    if key is None:
+        problem, key = problem.expected(), jax.random.key(0)
+    if is_concrete((x, y)):
+        problem.check(x, y)
+    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, as_key(key))
+
+
+@eqx.filter_jit
+def _hypergradient(
+    problem: Bilevel, x: PyTree, y: PyTree, adjoint: AbstractAdjoint, key: PRNGKeyArray
+) -> PyTree:
+    upper_key, lower_key, adjoint_key, curvature_key = subkeys(key, 4)
+    upper_batch = draw(problem.upper_samples, upper_key)
+    lower_batch = draw(problem.lower_samples, lower_key)
+    step, curvature = jnp.zeros((), int), None
+    if iterations := curvature_iterations(adjoint.rate):
+        start = curvature_init(y, problem.lower_set)
+        _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
+    turn = Turn(problem, x, y, Rates(step, curvature), adjoint_key)
+    z, _, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
+    implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
+    return optax.tree.add(upper_gradient(problem, x, y, upper_batch), implicit)
+
+
+def _start(problem: Bilevel, x: PyTree, y0: PyTree | None) -> PyTree:
+    if y0 is None:
+        y0 = problem.lower_set.example()
+    if y0 is None:
+        raise ValueError(
+            f"the shape of y cannot be told from a {type(problem.lower_set).__name__} set: pass "
+            "y0=, any point in the structure of y."
+        )
+    if is_concrete((x, y0)):
+        problem.check(x, y0)
+    return y0
+
+
+def exact_lower(
+    problem: Bilevel, x: PyTree, y0: PyTree | None = None, *, max_steps: int = 100
+) -> PyTree:
+    """y*(x) to working precision, by Newton steps in the null space.
+
+    The steps come from conjugate gradients and are halved until the projected gradient shrinks.
+    A lower level that is not solved in `max_steps` raises `RuntimeError`; inside jit, where
+    nothing can be raised, the result is NaN.
+
+    **Arguments:**
+
+    - `problem`, `x`: where; samplers stand for their expectations.
+    - `y0`: a start in the structure of y; needed only where the set does not know it.
+    - `max_steps`: at most so many Newton steps.
+
+    !!! example
+        ```python
+        y_star = aipod.exact_lower(problem, x)
+        ```
+    """
+    x, y0 = as_arrays(x), as_arrays(_start(problem, x, y0))
+    y, size, scale, solved = _newton(problem.expected(), x, y0, max_steps)
+    if is_concrete(solved) and not bool(solved):
+        raise RuntimeError(
+            f"the lower level was not solved: after {max_steps} Newton steps its projected "
+            f"gradient is still {float(size):.3g} (gradients here are near {float(scale):.3g}). Is "
+            "the lower objective strongly convex in y on the set? aipod.check(problem, x, y, "
+            "key=...) tells; a better y0 may help."
+        )
+    return jax.tree.map(lambda leaf: jnp.where(solved, leaf, np.nan), y)
+
+
+@eqx.filter_jit
+def _newton(
+    problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int
+) -> tuple[PyTree, Array, Array, Array]:
+    """y, the size of its projected gradient, the scale of gradients here, and whether that is 0."""
+    batch = draw(problem.lower_samples, jax.random.key(0))
+    lower_set = problem.lower_set.at(x)
+    dtype = jnp.result_type(*jax.tree.leaves(y0))
+    eps = float(jnp.finfo(dtype).eps)
+
+    def objective(y: PyTree) -> Array:
+        return problem.lower(x, y, batch)
+
+    def slope(y: PyTree) -> tuple[PyTree, Array]:
+        gradient = jax.grad(objective)(y)
+        return gradient, optax.tree.norm(lower_set.cotangent(gradient))
+
+    def newton(carry: tuple) -> tuple:
+        y, gradient, size, step, _ = carry
+        direction, _ = solve_projected(
+            objective, problem, y, gradient, rtol=eps**0.75, atol=0.0, max_steps=None
+        )
+
+        def move(length: Array) -> PyTree:
+            return cast_like(lower_set.project(axpy(y, -length, direction)), y)
+
+        def shrink(length: Array) -> Array:
+            return length / 2
+
+        def too_long(length: Array) -> Array:
+            enough = slope(move(length))[1] <= (1 - 1e-4 * length) * size
+            return ~enough & (length > 1e-6)
+
+        length = jax.lax.while_loop(too_long, shrink, jnp.ones((), dtype))
+        new = move(length)
+        new_gradient, new_size = slope(new)
+        better = new_size < size
+        kept = jax.tree.map(
+            lambda a, b: jnp.where(better, a, b), (new, new_gradient), (y, gradient)
+        )
+        return (*kept, jnp.where(better, new_size, size), step + 1, better)
+
+    def going(carry: tuple) -> Array:
+        return carry[4] & (carry[3] < max_steps)
+
+    start = cast_like(lower_set.project(y0), y0)
+    gradient, size = slope(start)
+    carry = (start, gradient, size, jnp.zeros((), int), size > 0)
+    y, gradient, size, _, _ = jax.lax.while_loop(going, newton, carry)
+    # What a gradient is compared with to be zero: its own part off the set, and the change of it
+    # over a distance of the size of y (or 1). Where the run began does not count: a function
+    # without a minimiser has small gradients far out too.
+    ones = optax.tree.ones_like(y)
+    across = optax.tree.norm(hessian_product(objective, y, ones)) / optax.tree.norm(ones)
+    scale = jnp.maximum(optax.tree.norm(gradient), across * jnp.maximum(1.0, optax.tree.norm(y)))
+    return y, size, scale, size <= eps**0.6 * scale
+
+
+def exact_hypergradient(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> PyTree:
+    """grad F(x) to working precision: the hypergradient at `exact_lower(problem, x)`.
+
+    !!! example
+        ```python
+        gradient = aipod.exact_hypergradient(problem, x)
+        ```
+    """
+    y = exact_lower(problem, x, y0)
+    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(y))).eps)
+    return hypergradient(problem, x, y, ConjugateGradient(rtol=eps**0.9))
+
+
+def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array:
+    """||grad F(x)||^2 in the P_x norm (`stationary`): zero exactly at stationary points.
+
+    !!! example
+        ```python
+        aipod.stationarity(problem, x) < 1e-8
+        ```
+    """
+    gradient = exact_hypergradient(problem, x, y0)
+    upper_set = problem.upper_set
+    # Projected on both sides: with one side the rounding error of a tiny value can be negative.
+    along = upper_set.tangent(upper_set.riesz(gradient))
+    return optax.tree.vdot(upper_set.cotangent(gradient), along)

@@ -1,0 +1,1 @@
+"""Small tools that every room uses: pytrees, keys, files, digests."""

@@ -1,0 +1,1 @@
+"""The named algorithms, all of them compositions of three slots."""

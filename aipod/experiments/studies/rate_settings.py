@@ -1,0 +1,202 @@
+"""The problems on which the paper's rates are measured, and solvers with the theorems' steps."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+import aipod
+from aipod._hypergradient._exact import implicit_term, upper_gradient
+from aipod.algorithms._alternating import Alternating
+from aipod.experiments.studies.horizon import Setting
+from aipod.experiments.tasks import synthetic
+from aipod.problem._bilevel import Bilevel
+from aipod.problem._samplers import expected
+from aipod.slots._turn import Turn
+from aipod.stepsize._stepsize import Rates, theory
+
+_SIZE, _RANK, _NOISE = 20, 5, 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A solver for every K, and what the paper claims: samples, lower and upper projections.
+
+    `longest`: the largest K that is run, where more would take too long.
+    """
+
+    name: str
+    label: str
+    make: Callable[[int], Alternating]
+    claimed: tuple[float, float, float]
+    longest: int | None = None
+
+
+def arrays(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Step sizes and probabilities as arrays: one compiled program then serves all their values."""
+    return {k: jnp.asarray(v) if isinstance(v, float) else v for k, v in arguments.items()}
+
+
+class _Counted(eqx.Module):
+    """Draws nothing, and counts as so many samples: for noise that stands for their mean."""
+
+    size: int = eqx.field(static=True)
+
+    def __call__(self, key: PRNGKeyArray) -> None:
+        return None
+
+    def expected(self) -> None:
+        return None
+
+
+def noisy(batch: int = 1, *, averaged: bool = False) -> Setting:
+    """The synthetic problem without coupling, with lower batches of a size.
+
+    - `averaged`: also the noise of grad_y f, which enters through w, is the mean of such a batch.
+    """
+    options = synthetic.Options(
+        dimension=_SIZE, lower_rank=_RANK, upper_rank=_RANK, noise=_NOISE, coupled=False
+    )
+    task = synthetic.build(options)
+    problem, record = task.problem, task.record
+    share = 1 / math.sqrt(batch) if averaged else 1.0
+
+    def upper(x: Array, y: Array, noise: Any) -> Array:
+        plain = problem.upper(x, y, lambda x, y: 0.0)
+        return plain + noise(x, share * y)
+
+    def error(x: Array, y: Array) -> Array:
+        # E2-AiPOD's theorem is about x projected; the others' x lies in the set.
+        return record(problem.upper_set.project(x), y)["stationarity"]
+
+    lower_samples = aipod.Noise(_NOISE / math.sqrt(batch), _Counted(batch))
+    made = aipod.Bilevel(
+        upper,
+        problem.lower,
+        problem.upper_set,
+        problem.lower_set,
+        problem.upper_samples,
+        lower_samples,
+    )
+    return Setting(made, task.x0, task.y0, error)
+
+
+def logistic() -> Setting:
+    """Ridge penalties x, one for each feature, of a classifier y whose weights sum to zero.
+
+    f is the loss on held-out examples and a small penalty on x, whose entries sum to zero; g the
+    loss on training examples and the ridge penalty, 1/2 sum_i exp(x_i) y_i^2.
+    """
+    features, examples, batch = 6, 100, 2
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=features)
+
+    def data() -> tuple[Array, Array]:
+        inputs = rng.normal(size=(examples, features))
+        labels = np.sign(inputs @ truth + rng.normal(size=examples))
+        return jnp.asarray(inputs, float), jnp.asarray(labels, float)
+
+    def loss(y: Array, part: tuple[Array, Array]) -> Array:
+        return jnp.mean(jax.nn.softplus(-part[1] * (part[0] @ y)))
+
+    problem = aipod.Bilevel(
+        upper=lambda x, y, part: 5 * loss(y, part) + 0.1 * jnp.sum(x**2),
+        lower=lambda x, y, part: loss(y, part) + 0.5 * jnp.sum(jnp.exp(x) * y**2),
+        upper_set=aipod.Affine(np.ones((1, features))),
+        lower_set=aipod.Affine(np.ones((1, features))),
+        upper_samples=aipod.Minibatches(data(), batch),
+        lower_samples=aipod.Minibatches(data(), batch),
+    )
+    x0 = problem.upper_set.project(jnp.asarray(2 * rng.normal(size=features), float))
+
+    # The adjoint of g in the place of f is a Newton step; from the run's own y five are enough.
+    newton = Bilevel(problem.lower, problem.lower, lower_set=problem.lower_set)
+    batches = expected(problem.upper_samples), expected(problem.lower_samples)
+    twice = batches[1], batches[1]
+
+    def error(x: Array, y: Array) -> Array:
+        x, y = problem.upper_set.project(x), problem.lower_set.project(y)
+        y = jax.lax.fori_loop(0, 5, lambda _, y: y - _dense(newton, x, y, *twice), y)
+        z = _dense(problem, x, y, *batches)
+        slope = upper_gradient(problem, x, y, batches[0])
+        slope = slope + implicit_term(problem, x, y, z, *batches)
+        return jnp.sum(problem.upper_set.tangent(slope) ** 2)
+
+    return Setting(problem, x0, jnp.zeros(features), error)
+
+
+def _dense(problem: Bilevel, x: Array, y: Array, upper_batch: Any, lower_batch: Any) -> Array:
+    """(P G P)^+ grad_y f by a dense solve, with the given batches."""
+    fixed = Bilevel(
+        problem.upper,
+        problem.lower,
+        lower_set=problem.lower_set,
+        lower_samples=lambda _: lower_batch,
+    )
+    turn = Turn(fixed, x, y, Rates(jnp.zeros(()), None), jax.random.key(0))
+    return aipod.Direct().solve(turn, upper_batch, None)[0]
+
+
+def several_steps(steps: int, count: int) -> Alternating:
+    """E-AiPOD with T steps on x for one projection, `redu-UL`."""
+    chosen = theory(steps, "redu-UL", upper=1.0, ratio=4.0, upper_steps=count)
+    chosen |= {"adjoint_lr": 1.0, "adjoint_steps": 1}
+    return aipod.EAiPOD(**arrays(chosen), lower_steps=1)
+
+
+def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method, ...]:
+    """The paper's three with its theorems' choices, and three readings of E2-AiPOD's corollary.
+
+    - `eta`: the Neumann step; `exact`: whether one Neumann term with it is exact.
+    """
+
+    def series(arguments: dict[str, Any]) -> dict[str, Any]:
+        terms = {"adjoint_steps": 1} if exact else {}
+        return arrays(arguments | {"adjoint_lr": eta} | terms)
+
+    def first(steps: int) -> Alternating:
+        return aipod.AiPOD(**series(theory(steps, "thm", **constants)), lower_steps=1)
+
+    def second(steps: int) -> Alternating:
+        return aipod.EAiPOD(**series(theory(steps, "redu-LL", **constants)), lower_steps=1)
+
+    def constant_rho(steps: int) -> Alternating:
+        chosen = theory(steps, "cor-E2", **constants)
+        chosen |= {"adjoint_lr": eta / 2, "adjoint_prob": 0.5}
+        return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
+
+    def warm(steps: int) -> Alternating:
+        chosen = arrays(theory(steps, "cor-E2", **constants, adjoint=constants["ratio"]))
+        return Alternating(
+            lower=aipod.ProxSkip(lr=chosen["lower_lr"], steps=1, prob=chosen["lower_prob"]),
+            adjoint=aipod.ProxSkipAdjoint(
+                steps=1, lr=chosen["adjoint_lr"], prob=chosen["adjoint_prob"], warm=True
+            ),
+            upper=aipod.Periodic(steps=chosen["upper_steps"], lr=chosen["upper_lr"]),
+        )
+
+    def printed(steps: int) -> Alternating:
+        chosen = theory(steps, "cor-E2", **constants, adjoint=constants["ratio"])
+        return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
+
+    def proof(steps: int) -> Alternating:
+        chosen = theory(steps, "cor-E2", **constants, adjoint=constants["ratio"])
+        # (1 - rho mu / 2)^N = O(alpha^2), as the proof asks for.
+        chosen["adjoint_steps"] = math.ceil(math.log(steps) / chosen["adjoint_lr"])
+        return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
+
+    claims = (2.0, 1.5, 1.5)
+    return (
+        Method("aipod", "AiPOD", first, (2.0, 2.0, 2.0)),
+        Method("e-aipod", "E-AiPOD", second, (2.0, 1.5, 2.0)),
+        Method("e2-constant", "E2-AiPOD, ρ constant", constant_rho, claims),
+        Method("e2-warm", "E2-AiPOD, warm adjoint", warm, claims),
+        Method("e2-printed", "E2-AiPOD, as printed", printed, claims),
+        Method("e2-proof", "E2-AiPOD, N of the proof", proof, claims, longest=3000),
+    )

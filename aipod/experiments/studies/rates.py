@@ -1,0 +1,199 @@
+"""The paper's complexity claims as measurements: exponents of samples and projections.
+
+Every theorem gives step sizes for a run of K outer steps and bounds the average over that run of
+E ||grad F(x^k)||^2 by O(1 / sqrt(K)). Here such runs are made for several K, and log-log fits of
+what they cost against that average give the exponents of the paper's Table 1.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from aipod.experiments.studies.exponents import Exponent, cost_at, fit
+from aipod.experiments.studies.horizon import Curve, Setting, sweep
+from aipod.experiments.studies.rate_settings import Method, logistic, methods, noisy, several_steps
+
+# Share of the largest K at each point of a curve: two and a half decades.
+_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_MANY = (1, 2, 4, 8, 16)
+# A curve whose last error is more than this share of its smallest one no longer falls.
+_STALLED = 1.05
+
+Told = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: what is claimed of a cost, and what was found.
+
+    `counted` is the exponent if the error were K^(-1/2) exactly: it holds the logarithms that the
+    claims leave out. `measured` is None where the error does not fall.
+    """
+
+    problem: str
+    method: str
+    cost: str
+    claimed: float
+    counted: float | None
+    measured: Exponent | None
+    note: str = ""
+
+
+def _costs(curve: Curve) -> dict[str, np.ndarray]:
+    counts = curve.counts
+    upper = counts["upper_projections"]
+    return {
+        "samples": curve.samples,
+        "lower projections": counts["lower_projections"],
+        "upper, x alone": upper,
+        "upper, x and adjoint": upper + counts["adjoint_projections"],
+    }
+
+
+def rows(problem: str, method: Method, curve: Curve) -> list[Row]:
+    """The lines of one curve."""
+    samples, lower, upper = method.claimed
+    claims = (samples, lower, upper, upper)
+    least = int(np.argmin(curve.error))
+    note, falls = "", curve.error[-1] <= _STALLED * curve.error[least]
+    if not falls:
+        note = (
+            f"the error does not fall: {curve.error[least]:.2g} at K = {curve.steps[least]:,}, "
+            f"{curve.error[-1]:.2g} at K = {curve.steps[-1]:,}"
+        )
+    return [
+        Row(
+            problem,
+            method.label,
+            name,
+            claimed,
+            2 * fit(cost, curve.steps).value,
+            fit(cost, 1 / curve.error) if falls else None,
+            note,
+        )
+        for claimed, (name, cost) in zip(claims, _costs(curve).items(), strict=True)
+    ]
+
+
+def projections_against_steps(label: str, curves: dict[int, Curve]) -> list[Row]:
+    """The costs of reaching one error as powers of T, from a curve for each T."""
+    error = max(float(curve.error.min()) for curve in curves.values())
+    found = []
+    for name, claimed in (
+        ("samples", 0.0),
+        ("lower projections", -0.75),
+        ("upper, x and adjoint", -1.0),
+    ):
+        costs = [cost_at(error, c.error, _costs(c)[name]) for c in curves.values()]
+        measured = fit([cost for cost in costs if cost is not None], list(curves))
+        words = f"to reach {error:.2g}"
+        found.append(Row("synthetic", label, f"{name}, power of T", claimed, None, measured, words))
+    return found
+
+
+PROBLEMS = ("synthetic", "logistic")
+METHODS = {
+    "aipod": "AiPOD, Theorem `thm`",
+    "e-aipod": "E-AiPOD, Corollary `redu-LL`",
+    "e2-constant": "E2-AiPOD, Theorem `thm:conv-E2` with rho constant",
+    "e2-warm": "E2-AiPOD whose adjoint goes on from the outer step before",
+    "e2-printed": "E2-AiPOD, Corollary `cor-E2` as printed",
+    "e2-proof": "E2-AiPOD, Corollary `cor-E2` with the N that its proof needs",
+    "several-steps": "E-AiPOD with T = 1 to 16 steps on x, Corollary `redu-UL`",
+}
+
+
+def _setting(problem: str) -> tuple[Setting, tuple[Method, ...]]:
+    if problem == "synthetic":
+        # grad_yy g = I: one Neumann term with step 1 is exact.
+        return noisy(), methods({"upper": 1.0, "ratio": 4.0}, 1.0, exact=True)
+    return logistic(), methods({"upper": 2.0, "ratio": 2.0, "longest": 0.4}, 0.4, exact=False)
+
+
+def measure(
+    steps: int,
+    seeds: int,
+    seed: int = 0,
+    *,
+    problems: Sequence[str] = PROBLEMS,
+    chosen: Sequence[str] = tuple(METHODS),
+    told: Told = lambda words: None,
+) -> dict[str, Any]:
+    """Curves and rows as plain data.
+
+    **Arguments:**
+
+    - `steps`: the largest K; the smallest is three thousandths of it.
+    - `seeds`, `seed`: how many runs for each K, and where they come from.
+    - `problems`, `chosen`: some of `PROBLEMS` and `METHODS`.
+    - `told`: hears of every curve in words.
+
+    !!! example
+        ```python
+        summary = rates.measure(10_000, 4, chosen=["aipod", "e-aipod"], told=print)
+        ```
+    """
+    grid = sorted({max(3, round(share * steps)) for share in _GRID})
+    key = jax.random.key(seed)
+    table: list[Row] = []
+    curves: dict[str, dict[str, Any]] = {}
+
+    def run(title: str, label: str, make: Any, setting: Setting, ks: Sequence[int]) -> Curve:
+        curve = sweep(make, setting, ks, seeds=seeds, key=key)
+        if not np.all(np.isfinite(curve.error)):
+            raise ValueError(
+                f"{label} on {title} diverges for the smallest K ({ks[0]:,}), whose steps are the "
+                "longest: choose more --steps."
+            )
+        pairs = zip(curve.steps, curve.error, strict=True)
+        told(f"{title}, {label}: " + ", ".join(f"{k:,} → {e:.3g}" for k, e in pairs))
+        curves.setdefault(title, {})[label] = curve.plain()
+        return curve
+
+    for title in problems:
+        setting, offered = _setting(title)
+        for method in (method for method in offered if method.name in chosen):
+            if title == "logistic" and method.longest is not None:
+                continue
+            ks = grid if title == "synthetic" else grid[:-1]
+            if method.longest is not None:  # as many decades, further down
+                ks = sorted({max(3, round(share * min(steps, method.longest))) for share in _GRID})
+            table += rows(title, method, run(title, method.label, method.make, setting, ks))
+    if "several-steps" in chosen:
+        for label, averaged in (
+            ("E-AiPOD, lower batch T", False),
+            ("E-AiPOD, lower batch T, w averaged", True),
+        ):
+            by_count = {}
+            for count in _MANY:
+                setting = noisy(count, averaged=averaged)
+                make = functools.partial(several_steps, count=count)
+                by_count[count] = run(label, f"T = {count}", make, setting, grid[1:-1])
+            table += projections_against_steps(label, by_count)
+    return {
+        "kind": "rates",
+        "seeds": seeds,
+        "steps": steps,
+        "rows": [dataclasses.asdict(row) for row in table],
+        "curves": curves,
+    }
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The table "claimed, counted, measured, interval", in Markdown."""
+    lines = [
+        "| problem | method | cost | claimed | counted | measured | 95 % interval |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in summary["rows"]:
+        found = row["measured"]
+        counted = "" if row["counted"] is None else f"{row['counted']:.2f}"
+        measured = "none" if found is None else f"{found['value']:.2f}"
+        interval = row["note"] if found is None else f"{found['low']:.2f} to {found['high']:.2f}"
+        cells = (row["problem"], row["method"], row["cost"], f"{row['claimed']:g}", counted)
+        lines.append("| " + " | ".join((*cells, measured, interval)) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,256 @@
+"""The paper's Table 1 as a measurement: what each method accepts, and what it then costs.
+
+Every method runs for several K with the step sizes, numbers of steps and batches of its own paper,
+on the synthetic problem with none, some or all of its constraints. The error is the average of
+||grad F(x^k)||^2 over the run, as in the theorems.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+import aipod
+from aipod.algorithms._alternating import Alternating
+from aipod.algorithms._table1 import rule
+from aipod.experiments.studies.exponents import cost_at, fit
+from aipod.experiments.studies.horizon import Curve, Setting, sweep
+from aipod.experiments.studies.rate_settings import arrays
+from aipod.experiments.tasks import synthetic
+from aipod.problem._scope import constrained
+from aipod.stepsize._stepsize import theory
+
+ACCURACIES = (0.3, 0.1, 0.03)
+# Which levels are constrained, and whether x moves the constraint on y.
+PROBLEMS = {
+    "none": {"constraints": "none", "coupled": False},
+    "upper": {"constraints": "upper", "coupled": False},
+    "lower": {"constraints": "lower", "coupled": False},
+    "both": {"constraints": "both", "coupled": False},
+    "coupled": {"constraints": "both", "coupled": True},
+}
+_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+Told = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entrant:
+    """A method: a solver for every K, the K as shares of the largest, its claimed exponent."""
+
+    name: str
+    label: str
+    make: Callable[[int], Alternating]
+    claimed: float | None
+    grid: tuple[float, ...] = _GRID
+    noise: bool = True
+
+
+# grad_yy g = I: one Neumann term with step 1 is exact.
+_EXACT = {"adjoint_lr": 1.0, "adjoint_steps": 1}
+
+
+def _ruled(method: Callable[..., Alternating], name: str, **constants: float) -> Any:
+    def make(steps: int) -> Alternating:
+        chosen = rule(name, steps, **constants)
+        if "adjoint_steps" in chosen:
+            chosen |= _EXACT
+        if name == "alset":
+            chosen["lower_steps"] = 1  # as for AiPOD, which it is without constraints
+        return method(**arrays(chosen))
+
+    return make
+
+
+def _aipod(steps: int) -> Alternating:
+    chosen = theory(steps, "thm", upper=1.0, ratio=4.0)
+    return aipod.AiPOD(**arrays(chosen | _EXACT), lower_steps=1)
+
+
+def _e_aipod(steps: int) -> Alternating:
+    chosen = theory(steps, "redu-LL", upper=1.0, ratio=4.0)
+    return aipod.EAiPOD(**arrays(chosen | _EXACT), lower_steps=1)
+
+
+def _e2_aipod(steps: int) -> Alternating:
+    # rho and q constant: with the corollary's own the adjoint stays unsolved (docs/rates.md).
+    chosen = theory(steps, "cor-E2", upper=1.0, ratio=4.0)
+    chosen |= {"adjoint_lr": 0.5, "adjoint_prob": 0.5}
+    return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
+
+
+# Methods whose batches or whose exactness grow with K need fewer outer steps.
+_FEW = (0.0001, 0.0003, 0.001, 0.003, 0.007)
+ENTRANTS = (
+    Entrant("aipod", "AiPOD", _aipod, 2.0),
+    Entrant("e-aipod", "E-AiPOD", _e_aipod, 2.0),
+    # Its T and N change with K, and with them the program: fewer K, to compile less.
+    Entrant("e2-aipod", "E2-AiPOD", _e2_aipod, 2.0, (0.003, 0.03, 0.3, 1.0)),
+    Entrant("bsa", "BSA", _ruled(aipod.BSA, "bsa"), 3.0, _GRID[:-1]),
+    Entrant(
+        "stocbio", "stocBiO", _ruled(aipod.StocBiO, "stocbio", upper=0.1, lower=0.5), 2.0, _FEW
+    ),
+    Entrant("alset", "ALSET", _ruled(aipod.ALSET, "alset", lower=4.0), 2.0),
+    Entrant("ttsa", "TTSA", _ruled(aipod.TTSA, "ttsa"), 2.5),
+    Entrant("ig-al", "IG-AL", _ruled(aipod.IGAL, "ig-al", upper=0.1), None, _FEW, noise=False),
+    Entrant("soba", "SOBA", _ruled(aipod.SOBA, "soba", lower=4.0, adjoint=4.0), 2.0),
+    Entrant(
+        "first-order-penalty",
+        "First-order penalty",
+        _ruled(aipod.FirstOrderPenalty, "first-order-penalty", upper=0.1),
+        None,
+        _FEW,
+        noise=False,
+    ),
+)
+
+
+NAMES = tuple(entrant.name for entrant in ENTRANTS)
+
+
+def setting(problem: str, noise: bool) -> Setting:
+    options = synthetic.Options(
+        dimension=20,
+        lower_rank=5,
+        upper_rank=5,
+        noise=0.1 if noise else 0.0,
+        **PROBLEMS[problem],  # type: ignore[arg-type]
+    )
+    task = synthetic.build(options)
+
+    def error(x: Array, y: Array) -> Array:
+        return task.record(task.problem.upper_set.project(x), y)["stationarity"]
+
+    return Setting(task.problem, task.x0, task.y0, error)
+
+
+def refusal(entrant: Entrant, case: Setting) -> str | None:
+    """What a method says to a problem that it does not take; None where it takes it."""
+    try:
+        entrant.make(100).init(case.problem, case.x0, case.y0)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+# As the paper counts: upper projections are those of x and those inside the adjoint.
+COSTS = ("samples", "upper projections", "lower projections")
+
+
+def costs(case: Setting, curve: Curve) -> dict[str, np.ndarray]:
+    """For each K. Only a constrained level has projections: on a free one nothing is projected."""
+    counts = curve.counts
+    on_x, on_y = constrained(case.problem.upper_set), constrained(case.problem.lower_set)
+    upper = counts["upper_projections"] * on_x + counts["adjoint_projections"] * on_y
+    return dict(zip(COSTS, (curve.samples, upper, counts["lower_projections"] * on_y), strict=True))
+
+
+def measure(
+    steps: int,
+    seeds: int,
+    seed: int = 0,
+    *,
+    chosen: Sequence[str] = NAMES,
+    told: Told = lambda words: None,
+) -> dict[str, Any]:
+    """Who accepts what, and the costs of each accuracy; plain data.
+
+    **Arguments:**
+
+    - `steps`: the largest K.
+    - `seeds`, `seed`: how many runs for each K, and where they come from.
+    - `chosen`: some of `NAMES`.
+    - `told`: hears of every curve in words.
+
+    !!! example
+        ```python
+        summary = table1.measure(10_000, 2, chosen=["aipod", "ttsa"], told=print)
+        ```
+    """
+    cases = {(p, noise): setting(p, noise) for p in PROBLEMS for noise in (True, False)}
+    methods, found = [], []
+    for entrant in (entrant for entrant in ENTRANTS if entrant.name in chosen):
+        refused = {p: refusal(entrant, cases[p, entrant.noise]) for p in PROBLEMS}
+        noisy = refusal(entrant, cases["none", True])
+        methods.append(
+            {"name": entrant.name, "label": entrant.label, "noise": noisy, "refused": refused}
+        )
+        ks = sorted({max(3, round(share * steps)) for share in entrant.grid})
+        for problem in (p for p, words in refused.items() if words is None):
+            case = cases[problem, entrant.noise]
+            runs = seeds if entrant.noise else 1
+            curve = sweep(entrant.make, case, ks, seeds=runs, key=jax.random.key(seed))
+            found.append(_row(entrant, problem, curve, costs(case, curve)))
+            told(
+                f"{entrant.label}, {problem}: "
+                + ", ".join(f"{k:,} → {e:.3g}" for k, e in zip(ks, curve.error, strict=True))
+            )
+    return {
+        "kind": "table1",
+        "steps": steps,
+        "seeds": seeds,
+        "accuracies": list(ACCURACIES),
+        "methods": methods,
+        "rows": found,
+    }
+
+
+def _row(
+    entrant: Entrant, problem: str, curve: Curve, spent: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    def reach(cost: np.ndarray) -> list[float | None]:
+        # A cost that is nothing has no logarithm to interpolate, and needs none.
+        return [cost_at(a, curve.error, cost) if cost[-1] > 0 else 0.0 for a in ACCURACIES]
+
+    return {
+        "name": entrant.name,
+        "method": entrant.label,
+        "problem": problem,
+        "noise": entrant.noise,
+        **{name: reach(cost) for name, cost in spent.items()},
+        "claimed": entrant.claimed,
+        "exponent": dataclasses.asdict(fit(curve.samples, 1 / curve.error)),
+        "curve": curve.plain(),
+    }
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """Two tables: who accepts what, and what the accuracies cost."""
+    problems = list(PROBLEMS)
+    lines = [
+        "| method | noise | " + " | ".join(problems) + " |",
+        "|---" * (len(problems) + 2) + "|",
+    ]
+    for method in summary["methods"]:
+        words = [method["noise"], *(method["refused"][p] for p in problems)]
+        marks = ["yes" if word is None else "refused" for word in words]
+        lines.append(f"| {method['label']} | " + " | ".join(marks) + " |")
+    reach = [f"{accuracy:g}" for accuracy in summary["accuracies"]]
+    columns = [f"{what} to {a}" for what in COSTS for a in reach]
+    lines += [
+        "",
+        "| method | problem | " + " | ".join(columns) + " | claimed | measured | 95 % interval |",
+        "|---" * (len(columns) + 5) + "|",
+    ]
+    for row in summary["rows"]:
+        cells = [row["method"], row["problem"] + ("" if row["noise"] else ", no noise")]
+        cells += [count(cost) for name in COSTS for cost in row[name]]
+        lines.append("| " + " | ".join([*cells, *exponents(row)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def count(cost: float | None) -> str:
+    """A cost in words: to two figures, since it is interpolated."""
+    if cost is None:
+        return "not reached"
+    return f"{float(f'{cost:.2g}'):,.0f}"
+
+
+def exponents(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Claimed, measured and interval; nothing is claimed of some methods."""
+    claimed = "" if row["claimed"] is None else f"{row['claimed']:g}"
+    found = row["exponent"]
+    return claimed, f"{found['value']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}"

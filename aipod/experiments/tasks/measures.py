@@ -1,0 +1,25 @@
+"""What the applications measure on problems small enough to solve exactly at every record."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from aipod._hypergradient._exact import exact_lower, hypergradient
+from aipod.problem._bilevel import Bilevel
+from aipod.problem._samplers import draw
+from aipod.slots.adjoint._neumann import ConjugateGradient
+
+
+def exactly(problem: Bilevel, x: PyTree, y: PyTree) -> tuple[PyTree, dict[str, Array]]:
+    """y*(x); and F(x), its stationarity on the upper set, and how far y is from y*(x)."""
+    best = exact_lower(problem, x, y)
+    batch = draw(problem.expected().upper_samples, jax.random.key(0))
+    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(y))).eps)
+    slope = hypergradient(problem, x, best, ConjugateGradient(rtol=eps**0.9))
+    along = problem.upper_set.tangent(problem.upper_set.riesz(slope))
+    return best, {
+        "objective": problem.upper(x, best, batch),
+        "stationarity": optax.tree.vdot(along, along),
+        "lower_gap": optax.tree.norm(optax.tree.sub(y, best)) ** 2,
+    }

@@ -1,0 +1,1 @@
+"""The problem: two objectives, two sets, two sources of samples."""

@@ -1,0 +1,228 @@
+"""The problem: two objectives, two sets, two sources of samples."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from aipod._misc.tree import all_finite
+from aipod.problem._samplers import Sampler, batch_size, expected
+from aipod.sets import AbstractSet, Consensus, Free
+
+Objective = Callable[[PyTree, PyTree, Any], Array]
+
+
+class Composite(eqx.Module):
+    """An objective in two parts, head(features(x, batch), y, batch).
+
+    While x is fixed, as in the lower loop, the features of the data are computed once and the
+    loop runs the head alone.
+
+    **Arguments:**
+
+    - `features`: (x, batch) -> features, one for each example on the leading axis.
+    - `head`: (features, y, batch) -> scalar.
+
+    !!! example
+        ```python
+        lower = aipod.Composite(
+            lambda x, batch: jnp.tanh(batch[0] @ x),
+            lambda features, y, batch: jnp.mean((features @ y - batch[1]) ** 2),
+        )
+        ```
+    """
+
+    features: Callable[[PyTree, Any], PyTree]
+    head: Callable[[PyTree, PyTree, Any], Array]
+
+    def __call__(self, x: PyTree, y: PyTree, batch: Any) -> Array:
+        return self.head(self.features(x, batch), y, batch)
+
+
+class Bilevel(eqx.Module):
+    """min_x E f(x, y*(x)) over the upper set, y*(x) = argmin_y E g(x, y) over the lower set.
+
+    The paper's problem `opt0`. x and y are pytrees.
+
+    **Arguments:**
+
+    - `upper`: f, (x, y, batch) -> scalar.
+    - `lower`: g, (x, y, batch) -> scalar, strongly convex in y.
+    - `upper_set`, `lower_set`: where x and y must lie; default everywhere. A coupling h(x) in the
+        lower set makes it move with x.
+    - `upper_samples`, `lower_samples`: any callable key -> batch; default no batch (None).
+
+    !!! example
+        ```python
+        problem = aipod.Bilevel(
+            upper=lambda x, y, _: jnp.sum((y - 1.0) ** 2) + 0.1 * jnp.sum(x**2),
+            lower=lambda x, y, _: 0.5 * jnp.sum((y - x) ** 2),
+            lower_set=aipod.Budget(1.0),
+        )
+        ```
+    """
+
+    upper: Objective
+    lower: Objective
+    upper_set: AbstractSet = Free()
+    lower_set: AbstractSet = Free()
+    upper_samples: Sampler | None = None
+    lower_samples: Sampler | None = None
+
+    def __check_init__(self) -> None:
+        for name in ("upper", "lower"):
+            if not callable(getattr(self, name)):
+                raise ValueError(f"{name} must be a function (x, y, batch) -> scalar.")
+        for name in ("upper_set", "lower_set"):
+            if not isinstance(getattr(self, name), AbstractSet):
+                raise ValueError(f"{name} must be a set, such as aipod.Free() or aipod.Affine.")
+        for name in ("upper_samples", "lower_samples"):
+            samples = getattr(self, name)
+            if samples is not None and not callable(samples):
+                raise ValueError(
+                    f"{name} must be a callable key -> batch, such as aipod.Minibatches(data, 64), "
+                    f"got {type(samples).__name__}."
+                )
+        if self.upper_set.coupled:
+            raise ValueError(
+                "upper_set has a coupling, but the upper level's constraint B x = e depends on "
+                "nothing: leave the coupling out."
+            )
+
+    def check(self, x: PyTree, y: PyTree) -> None:
+        """Raises `ValueError` when x, y, the sets and the objectives do not fit together."""
+        for name, tree in (("x0", x), ("y0", y)):
+            for leaf in jax.tree.leaves(tree):
+                if not eqx.is_array_like(leaf):
+                    raise ValueError(
+                        f"{name} holds a {type(leaf).__name__}, but x and y are pytrees of arrays: "
+                        "keep functions out, as with equinox.partition(model, equinox.is_array)."
+                    )
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                    raise ValueError(
+                        f"{name} must hold real floating-point arrays, found "
+                        f"{jnp.result_type(leaf)}: convert it, as in jnp.asarray({name}, float)."
+                    )
+            if not all_finite(tree):
+                raise ValueError(f"{name} holds NaN or infinity: start from a finite point.")
+        self.upper_set.check(x, name="upper_set")
+        self.lower_set.check(y, x, name="lower_set")
+        for name, objective, samples in (
+            ("upper", self.upper, self.upper_samples),
+            ("lower", self.lower, self.lower_samples),
+        ):
+            _check_objective(name, objective, samples, x, y)
+
+    def expected(self) -> "Bilevel":
+        """The deterministic problem of the expectations, for exact reference values."""
+        return Bilevel(
+            self.upper,
+            self.lower,
+            self.upper_set,
+            self.lower_set,
+            _constant(self.upper_samples),
+            _constant(self.lower_samples),
+        )
+
+    @property
+    def fully_federated(self) -> bool:
+        """Whether both sets are agreement between clients, all of them in every round."""
+        sets = self.upper_set, self.lower_set
+        return all(isinstance(one, Consensus) and one.participation == 1 for one in sets)
+
+    def lower_at(self, x: PyTree, draws: int) -> "AtX":
+        """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed."""
+        return _at(self.lower, self.lower_samples, x, draws)
+
+    def upper_at(self, x: PyTree, draws: int) -> "AtX":
+        """The same for f."""
+        return _at(self.upper, self.upper_samples, x, draws)
+
+    def hold(self, x: PyTree, *, lower_draws: int, upper_draws: int) -> "Bilevel":
+        """This problem for an outer step at x, in which several loops draw so many batches.
+
+        Its `lower_at` and `upper_at` are settled once for all of those loops.
+        """
+        return _Held(
+            self.upper,
+            self.lower,
+            self.upper_set,
+            self.lower_set,
+            self.upper_samples,
+            self.lower_samples,
+            held_lower=self.lower_at(x, lower_draws),
+            held_upper=self.upper_at(x, upper_draws),
+        )
+
+
+class AtX(NamedTuple):
+    """An objective with x fixed, (y, batch) -> scalar, and the sampler of its batches."""
+
+    objective: Callable[[PyTree, Any], Array]
+    samples: Any
+
+
+def _at(objective: Objective, samples: Any, x: PyTree, draws: int) -> AtX:
+    """A `Composite` has the features of all data computed here where that is less work."""
+    if isinstance(objective, Composite) and hasattr(samples, "map"):
+        head, features = objective.head, objective.features
+        # Also for clients: pool and batch are both counted for each of them there.
+        per_draw = getattr(samples, "per_client", batch_size(samples)) or samples.pool
+        if samples.pool <= draws * per_draw:
+            mapped = samples.map(lambda batch: (features(x, batch), batch))
+            return AtX(lambda y, batch: head(batch[0], y, batch[1]), mapped)
+    return AtX(lambda y, batch: objective(x, y, batch), samples)
+
+
+class _Held(Bilevel):
+    """A problem during one outer step, while x stays where it is."""
+
+    held_lower: AtX = eqx.field(kw_only=True)
+    held_upper: AtX = eqx.field(kw_only=True)
+
+    def lower_at(self, x: PyTree, draws: int) -> AtX:
+        return self.held_lower
+
+    def upper_at(self, x: PyTree, draws: int) -> AtX:
+        return self.held_upper
+
+
+def _constant(samples: Sampler | None) -> Sampler | None:
+    """The sampler that always gives the expectation of this one."""
+    return None if samples is None else Constant(expected(samples))
+
+
+class Constant(eqx.Module):
+    """The sampler that always gives one batch."""
+
+    batch: Any
+
+    def __call__(self, key: Any) -> Any:
+        return self.batch
+
+    def expected(self) -> Any:
+        return self.batch
+
+
+def _check_objective(
+    name: str, objective: Objective, samples: Sampler | None, x: PyTree, y: PyTree
+) -> None:
+    batch = None if samples is None else eqx.filter_eval_shape(samples, jax.random.key(0))
+    try:
+        value = eqx.filter_eval_shape(objective, x, y, batch)
+    except Exception as error:
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((x, y))]
+        raise ValueError(
+            f"{name}(x, y, batch) raised {type(error).__name__} on arrays of shapes {shapes}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no message'}"
+        ) from error
+    shape = getattr(value, "shape", None)
+    if shape != ():
+        raise ValueError(
+            f"{name} must return a scalar, but it returns "
+            f"{'shape ' + str(shape) if shape is not None else type(value).__name__}: reduce it "
+            "with jnp.sum or jnp.mean."
+        )

@@ -1,0 +1,1 @@
+"""The three slots of every algorithm, and what they share."""

@@ -1,0 +1,1 @@
+"""How y follows x: one algorithm in each file."""

@@ -1,0 +1,1 @@
+"""How x moves: one algorithm in each file."""

@@ -1,0 +1,1 @@
+"""From a problem and a solver to a solution."""

@@ -1,0 +1,110 @@
+"""What a person sees while a run goes on."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from aipod.solving._solution import History, Ledger
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """One report of a running `solve`, for front ends of any kind."""
+
+    step: int
+    steps: int
+    seconds: float
+    steps_per_second: float
+    ledger: Ledger
+    history: History
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The newest entry of every column of the history."""
+        return self.history.last()
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.steps
+
+    def describe(self) -> str:
+        parts = [
+            f"{self.steps_per_second:,.0f} steps/s",
+            f"{self.ledger.projections:,} projections",
+        ]
+        counts = {"step", "samples", *dataclasses.asdict(self.ledger)}
+        parts += [f"{k} {v:.4g}" for k, v in self.metrics.items() if k not in counts]
+        return ", ".join(parts)
+
+
+Front = Callable[[Progress], None]
+
+
+class _Bar:
+    """A Rich progress bar; made at the first report and closed at the last."""
+
+    def __init__(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            progress.BarColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.description}"),
+            # Where front_for looked for a terminal; standard output may be a pipe.
+            console=Console(stderr=True),
+        )
+        self._task: Any = None
+
+    def __call__(self, report: Progress) -> None:
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=report.steps)
+        self._bar.update(self._task, completed=report.step, description=report.describe())
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class _Line:
+    """One rewritten line, where Rich is not installed."""
+
+    def __call__(self, report: Progress) -> None:
+        sys.stderr.write(f"\r{report.step:,}/{report.steps:,} {report.describe()}\x1b[K")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        sys.stderr.write("\n")
+
+
+class _Silent:
+    def __call__(self, report: Progress) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Callable:
+    def __init__(self, function: Front) -> None:
+        self._function = function
+
+    def __call__(self, report: Progress) -> None:
+        self._function(report)
+
+    def close(self) -> None:
+        pass
+
+
+def front_for(progress: bool | Front) -> Any:
+    """The front end that `solve(progress=)` asks for; silent when nobody watches a terminal."""
+    if callable(progress):
+        return _Callable(progress)
+    if not progress or not sys.stderr.isatty():
+        return _Silent()
+    try:
+        return _Bar()
+    except ImportError:
+        return _Line()
