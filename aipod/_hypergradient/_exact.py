@@ -1,105 +1,16 @@
-"""The gradient of F(x) = f(x, y*(x)), and exact reference values to hold algorithms against.
-
-With z from the adjoint (see `aipod.adjoint`) and L = d anchor / dx = -A^+ grad h (`eq.y_grad`),
-
-    grad F(x) = grad_x f  -  grad_xy g z  +  L' (grad_y f - grad_yy g z)
-
-is one reverse-mode derivative: no Hessian, no Jacobian and no basis is formed.
-"""
-
-from typing import Any
+"""Exact reference values, to hold algorithms against."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, PyTree
 
-from aipod._misc.keys import as_key, subkeys
+from aipod._hypergradient._estimate import hypergradient
 from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import draw
-from aipod.slots._turn import Turn
-from aipod.slots.adjoint._neumann import AbstractAdjoint, ConjugateGradient, solve_projected
-from aipod.stepsize._curvature import (
-    curvature_init,
-    curvature_iterations,
-    curvature_update,
-    hessian_product,
-)
-from aipod.stepsize._stepsize import Rates
-
-
-def implicit_term(
-    problem: Bilevel, x: PyTree, y: PyTree, z: PyTree, upper_batch: Any, lower_batch: Any
-) -> PyTree:
-    """w = -grad_xy g z + L' (grad_y f - grad_yy g z), the part of grad F that comes through y.
-
-    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does.
-    """
-
-    def phi(moving: PyTree) -> Array:
-        followed = problem.lower_set.follow(y, moving)
-        # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
-        slope = jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch)
-        along_z = optax.tree.vdot(slope, z)
-        if not problem.lower_set.coupled:
-            return -along_z
-        return problem.upper(x, followed, upper_batch) - along_z
-
-    return jax.grad(phi)(x)
-
-
-def upper_gradient(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
-    """grad_x f(x, y; batch), y held fixed."""
-    return jax.grad(problem.upper)(x, y, batch)
-
-
-def hypergradient(
-    problem: Bilevel,
-    x: PyTree,
-    y: PyTree,
-    adjoint: AbstractAdjoint = ConjugateGradient(),
-    *,
-    key: PRNGKeyArray | None = None,
-) -> PyTree:
-    """grad F at x, as it is when y solves the lower level (`eq.F_grad`, `eq.y_grad`).
-
-    **Arguments:**
-
-    - `problem`, `x`, `y`: where; for grad F itself y must be `exact_lower(problem, x)`.
-    - `adjoint`: how z is found.
-    - `key`: draws batches from the problem's samplers; without it the expectations are used.
-
-    !!! example
-        ```python
-        y = aipod.exact_lower(problem, x)
-        gradient = aipod.hypergradient(problem, x, y, adjoint=aipod.Direct())
-        ```
-    """
-    if key is None:
-        problem, key = problem.expected(), jax.random.key(0)
-    if is_concrete((x, y)):
-        problem.check(x, y)
-    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, as_key(key))
-
-
-@eqx.filter_jit
-def _hypergradient(
-    problem: Bilevel, x: PyTree, y: PyTree, adjoint: AbstractAdjoint, key: PRNGKeyArray
-) -> PyTree:
-    upper_key, lower_key, adjoint_key, curvature_key = subkeys(key, 4)
-    upper_batch = draw(problem.upper_samples, upper_key)
-    lower_batch = draw(problem.lower_samples, lower_key)
-    step, curvature = jnp.zeros((), int), None
-    if iterations := curvature_iterations(adjoint.rate):
-        start = curvature_init(y, problem.lower_set)
-        _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
-    turn = Turn(problem, x, y, Rates(step, curvature), adjoint_key)
-    z, _, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
-    implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
-    return optax.tree.add(upper_gradient(problem, x, y, upper_batch), implicit)
+from aipod.problem import Bilevel, draw, hessian_product
+from aipod.slots.adjoint import ConjugateGradient, solve_projected
 
 
 def _start(problem: Bilevel, x: PyTree, y0: PyTree | None) -> PyTree:
@@ -151,7 +62,7 @@ def exact_lower(
 def _newton(
     problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int
 ) -> tuple[PyTree, Array, Array, Array]:
-    """y, the size of its projected gradient, the scale of gradients here, and whether that is 0."""
+    """Returns y, the norm of its projected gradient, a gradient scale, and whether it converged."""
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
     dtype = jnp.result_type(*jax.tree.leaves(y0))

@@ -1,12 +1,15 @@
-"""Keys from keys, cheaply.
+"""Keys from keys, cheaply. A key is either drawn from or split, never both.
 
 `jax.random.split` hashes with Threefry, which on a CPU takes about a microsecond to run and an
 eighth of a second to compile at every place it is called; one outer step has a dozen such places.
 A step's own key does come from there. The keys below it come from a plain integer hash of it.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 # Odd, so that multiples of them run through all 32-bit words; one for each word of a key.
@@ -33,6 +36,20 @@ def subkeys(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
     return jax.vmap(lambda index: subkey(key, index))(jnp.arange(count, dtype=jnp.uint32))
 
 
+# Indices from here on are for the clients of rounds; those below, for samples.
+_ROUNDS = 2**31
+
+
+def round_key(key: PRNGKeyArray, index: int | Array) -> PRNGKeyArray:
+    """A key that chooses the clients of a round, apart from the samples' keys below `key`."""
+    return subkey(key, jnp.asarray(index, jnp.uint32) + jnp.uint32(_ROUNDS))
+
+
+def round_keys(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
+    """The first `count` of them."""
+    return jax.vmap(lambda index: round_key(key, index))(jnp.arange(count, dtype=jnp.uint32))
+
+
 def coins(key: PRNGKeyArray, probability: float | Array, count: int) -> Array:
     """`count` independent coins that are true with a probability, which is met to 1 in 2^24."""
     word = jax.random.key_data(subkeys(key, count))[:, 0]
@@ -42,6 +59,11 @@ def coins(key: PRNGKeyArray, probability: float | Array, count: int) -> Array:
 def is_key(value: object) -> bool:
     """Whether value is a JAX key (or an array of them), which NumPy cannot hold."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def to_numpy(leaf: Any) -> np.ndarray:
+    """An array or a key as an array of NumPy."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def as_key(value: PRNGKeyArray) -> PRNGKeyArray:

@@ -1,58 +1,39 @@
-"""The alternation that every algorithm is, with its three slots and the only `step`."""
+"""The one solver class: three slots composed into an outer step."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
-from aipod._hypergradient._exact import implicit_term
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
-from aipod.problem._averaging import averaged
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import batch_size, draw
-from aipod.problem._scope import Scope
-from aipod.slots._cost import Cost, Counts, rounds_of
+from aipod.algorithms._returns import like_before, returned
+from aipod.algorithms._state import State
+from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
+from aipod.slots._cost import Counts, rounds_of
 from aipod.slots._turn import Turn
-from aipod.slots.adjoint._neumann import AbstractAdjoint
-from aipod.slots.lower._proxskip import AbstractLower
-from aipod.slots.upper._every import AbstractUpper
-from aipod.stepsize._curvature import (
-    CurvatureState,
+from aipod.slots.adjoint import AbstractAdjoint
+from aipod.slots.lower import AbstractLower
+from aipod.slots.upper import AbstractUpper
+from aipod.stepsize import (
+    Rates,
+    adapts,
+    check_steps,
     curvature_init,
     curvature_iterations,
     curvature_update,
+    smaller,
 )
-from aipod.stepsize._stepsize import Curvature, Rates, check_steps
-
-
-class State(eqx.Module):
-    """Everything that one outer step hands to the next.
-
-    The slots keep their own parts in `lower`, `adjoint` and `upper`.
-
-    !!! example
-        ```python
-        state = solver.init(problem, x0, y0)
-        state = solver.step(problem, state, key=jax.random.key(0))
-        state.x, state.y, state.step
-        ```
-    """
-
-    x: PyTree
-    y: PyTree
-    lower: PyTree
-    adjoint: PyTree
-    upper: PyTree
-    curvature: CurvatureState | None
-    step: Array
-    counts: Counts
 
 
 class Alternating(eqx.Module):
-    """The alternation that every algorithm here is: lower, adjoint, hypergradient, upper.
+    """The one solver class: three slots composed into an outer step.
+
+    The lower slot moves y, the adjoint slot finds z, and the upper slot moves x along the
+    hypergradient that they give.
 
     One outer step k draws everything from `fold_in(key, k)`; the same key therefore gives the same
     run however it is cut into pieces.
@@ -107,7 +88,7 @@ class Alternating(eqx.Module):
 
     @property
     def _power_iterations(self) -> int:
-        return curvature_iterations(self.lower.lr, self.adjoint.rate)
+        return curvature_iterations(self.lower.lr, self.adjoint.lr)
 
     def _held(self, problem: Bilevel, x: PyTree) -> Bilevel:
         """The problem with features that several loops of this outer step share."""
@@ -140,7 +121,7 @@ class Alternating(eqx.Module):
         lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = subkeys(key, 6)
         x = state.x
         problem = self._held(problem, x)
-        curvature, estimate, spent_on_curvature = state.curvature, None, 0
+        curvature, estimate, curvature_draws = state.curvature, None, 0
         if curvature is not None:
             curvature, estimate = curvature_update(
                 problem,
@@ -151,26 +132,35 @@ class Alternating(eqx.Module):
                 self._power_iterations,
                 key=curvature_key,
             )
-            spent_on_curvature = batch_size(problem.lower_samples)
-        rates = Rates(state.step, estimate)
+            curvature_draws = 1
 
-        turn = Turn(problem, x, state.y, rates, lower_key)
-        y, lower, lower_cost = self.lower.run(turn, state.lower)
+        turn = Turn(problem, x, state.y, Rates(state.step, estimate), lower_key)
+        found: Any = self.lower.run(turn, state.lower)
+        names: tuple[str, ...] = ("y", "its state", "its cost")
+        y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
         turn = turn._replace(y=y, key=adjoint_key)
         upper_batch = draw(problem.upper_samples, xi_key)
-        z, adjoint, adjoint_cost = self.adjoint.solve(turn, upper_batch, state.adjoint)
-        lower_batch = draw(problem.lower_samples, phi_key)
-        implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
+        found = self.adjoint.solve(turn, upper_batch, state.adjoint)
+        names = ("z", "its state", "its cost")
+        z, adjoint, adjoint_cost = returned(self.adjoint, "solve", found, names, (y, state.adjoint))
+        implicit, implicit_draws = None, 0
+        if self.upper.needs_implicit:
+            lower_batch = draw(problem.lower_samples, phi_key)
+            implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
+            implicit_draws = 1
         turn = turn._replace(key=upper_key)
-        new_x, upper, upper_cost = self.upper.update(turn, z, implicit, upper_batch, state.upper)
-        # What was left for the end of the step travels together with x: the same clients, and
-        # one round, or one of its own when x is not averaged in this step.
-        y, lower = self.lower.settle(turn, lower)
-        adjoint = self.adjoint.settle(turn, adjoint)
-        own_cost = Cost(
-            upper_samples=batch_size(problem.upper_samples),
-            lower_samples=batch_size(problem.lower_samples) + spent_on_curvature,
+        found = self.upper.update(turn, z, implicit, upper_batch, state.upper)
+        names = ("x", "its state", "its cost")
+        new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
+        # Projections left for the end of the step travel together with x: the same clients, and
+        # one round, or one of their own when x is not averaged in this step.
+        settled = self.lower.settle(turn, lower)
+        names = ("y", "its state")
+        y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
+        adjoint = like_before(
+            self.adjoint, "settle", self.adjoint.settle(turn, adjoint), state.adjoint
         )
+        own_cost = turn.lower_cost(lower_draws=implicit_draws + curvature_draws, upper_draws=1)
         if self.lower.deferred or self.adjoint.deferred:
             alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
             own_cost = dataclasses.replace(own_cost, rounds=jnp.maximum(alone, 0))
@@ -179,24 +169,21 @@ class Alternating(eqx.Module):
         )
         return State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts)
 
+    def own(self, state: State) -> State:
+        """For each leaf of a state whether it belongs to one client; else all have the same."""
+        common: Any = jax.tree.map(lambda _: False, state)
+        lower, adjoint = self.lower.own(state.lower), self.adjoint.own(state.adjoint)
+        return dataclasses.replace(common, lower=lower, adjoint=adjoint)
+
     def remedy(self) -> str:
         """What to change when a run diverged: the step sizes to try, by name."""
-        rates = {
+        lrs = {
             "lower_lr": self.lower.lr,
-            "adjoint_lr": self.adjoint.rate,
+            "adjoint_lr": self.adjoint.lr,
             "upper_lr": self.upper.lr,
         }
-        tries = []
-        for name, rate in rates.items():
-            if isinstance(rate, Curvature):
-                tries.append(f"{name}=Curvature(safety={float(rate.safety) / 2:.3g})")
-            elif callable(rate):
-                tries.append(f"a schedule of half the size for {name}")
-            elif rate is not None:
-                tries.append(f"{name}={float(rate) / 2:.3g} (it was {float(rate):.3g})")
-        if not all(
-            isinstance(rates[name], Curvature | None) for name in ("lower_lr", "adjoint_lr")
-        ):
+        tries = [advice for name, lr in lrs.items() if (advice := smaller(name, lr)) is not None]
+        if not (adapts(self.lower.lr) and adapts(self.adjoint.lr)):
             tries.append("or lower_lr=aipod.Curvature(), which adapts by itself")
         return "Try smaller steps: " + ", ".join(tries) + "."
 

@@ -1,14 +1,12 @@
-"""The named algorithms, as compositions of the slots."""
+"""The paper's algorithms: AiPOD, E-AiPOD and E2-AiPOD."""
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
-from aipod.slots.adjoint._neumann import Neumann, Zero
-from aipod.slots.adjoint._proxskip import ProxSkipAdjoint
-from aipod.slots.lower._proxskip import ProjectedSGD, ProxSkip
-from aipod.slots.lower._svrg import SVRG, LocalUpper
-from aipod.slots.upper._every import Delayed, EveryStep, Periodic, fading_adam
-from aipod.stepsize._stepsize import Curvature, StepSize
+from aipod.slots.adjoint import Neumann, ProxSkipAdjoint
+from aipod.slots.lower import ProjectedSGD, ProxSkip
+from aipod.slots.upper import Delayed, EveryStep, Periodic
+from aipod.stepsize import Curvature, StepSize
 
 
 def AiPOD(
@@ -124,156 +122,4 @@ def E2AiPOD(
             adjoint_steps, adjoint_lr, adjoint_prob, warm=False, damping=damping
         ),
         upper=Periodic(steps=upper_steps, lr=upper_lr, optimizer=upper_optimizer),
-    )
-
-
-def E3AiPOD(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(iterations=2),
-    lower_steps: int = 20,
-    adjoint_steps: int = 2,
-    adjoint_lr: StepSize = Curvature(iterations=2),
-    damping: float | None = None,
-    upper_optimizer: optax.GradientTransformation | None = None,
-    compression: str | None = None,
-) -> Alternating:
-    """E3-AiPOD, ours and not the paper's: one projection, one round, for each outer step.
-
-    S local steps on y, N local steps on the adjoint u (both ProxSkip with corrections that are kept
-    from one outer step to the next, u too) and the local hypergradient come first; then y_hat,
-    u_hat and the gradient are projected together, in a federation averaged in one round. Where no
-    damping is needed its fixed points are exactly the stationary points.
-
-    The defaults were chosen by measurement on the paper's MNIST task and then left alone: step
-    sizes follow the curvature of the lower level and shorten in noise, and upstairs works
-    `aipod.fading_adam()`.
-
-    **Arguments:**
-
-    - `upper_optimizer`: any `optax.GradientTransformation`; or
-    - `upper_lr` [alpha]: plain projected SGD in its place.
-    - `lower_lr` [beta], `adjoint_lr` [rho]: step sizes.
-    - `lower_steps` [S], `adjoint_steps` [N]: local steps on y and on u; p = 1 / S and q = 1 / N.
-    - `damping`: a Tikhonov term on the Hessian, which keeps a warm adjoint bounded where the lower
-        level is not convex. By default it is 0 as long as the lower level looks convex, and found
-        by itself otherwise.
-    - `compression`: "bfloat16" or "float16" for messages of 16 bits from the clients, with error
-        feedback: half the bytes up, and the same fixed points.
-
-    !!! example
-        ```python
-        solver = aipod.E3AiPOD()
-        ```
-    """
-    if upper_lr is None and upper_optimizer is None:
-        upper_optimizer = fading_adam()
-    return Alternating(
-        lower=ProxSkip(lr=lower_lr, steps=lower_steps, prob=None, compression=compression),
-        adjoint=ProxSkipAdjoint(
-            adjoint_steps, adjoint_lr, None, warm=True, damping=damping, compression=compression
-        ),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer, compression=compression),
-    )
-
-
-def FedNest(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 10,
-    lower_episodes: int = 1,
-    upper_steps: int = 1,
-    adjoint_steps: int = 5,
-    adjoint_lr: StepSize = Curvature(),
-    damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
-    """FedNest (Tarzanagh et al., ICML 2022): variance-reduced local steps at both levels.
-
-    Each of the T episodes downstairs averages the gradient, makes tau local SVRG steps and averages
-    y (FedInn); the Neumann series is averaged after every factor (FedIHGP); upstairs the
-    hypergradient is averaged, tau local SVRG steps follow, and x is averaged (FedOut).
-
-    **Arguments:**
-
-    - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr`: step sizes.
-    - `lower_steps` [tau], `lower_episodes` [T]: local steps on y, and how often in an outer step.
-    - `upper_steps` [tau]: local steps on x.
-    - `adjoint_steps` [N]: terms of the series.
-    - `damping`: a Tikhonov term on the Hessian.
-    - `upper_optimizer`: an Optax optimiser of the server, on x minus its average after the local
-        steps; where `upper_steps` is 1, in place of `upper_lr`. Not in the original.
-
-    !!! example
-        ```python
-        solver = aipod.FedNest(upper_lr=0.01, lower_lr=0.02, lower_steps=10)
-        ```
-    """
-    return Alternating(
-        lower=SVRG(lr=lower_lr, steps=lower_steps, episodes=lower_episodes),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, damping=damping),
-        upper=LocalUpper(lr=upper_lr, steps=upper_steps, optimizer=upper_optimizer),
-    )
-
-
-def LFedNest(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 10,
-    lower_episodes: int = 1,
-    upper_steps: int = 1,
-    adjoint_steps: int = 5,
-    adjoint_lr: StepSize = Curvature(),
-    damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
-    """LFedNest, the light version of FedNest: everything local but the averages of y and x.
-
-    Two rounds in an outer step with one episode, at the price of a bias between unlike clients:
-    plain local steps, and each client inverts its own Hessian.
-
-    **Arguments:** those of `FedNest`.
-
-    !!! example
-        ```python
-        solver = aipod.LFedNest(upper_lr=0.01, lower_lr=0.02)
-        ```
-    """
-    return Alternating(
-        lower=SVRG(lr=lower_lr, steps=lower_steps, episodes=lower_episodes, corrected=False),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, damping=damping, local=True),
-        upper=LocalUpper(
-            lr=upper_lr, steps=upper_steps, corrected=False, optimizer=upper_optimizer
-        ),
-    )
-
-
-def FedAvg(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 10,
-    upper_steps: int = 1,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
-    """FedAvg on both variables, blind to the nesting: local steps on y, then on x, then averages.
-
-    x follows grad_x f alone. On a problem whose two objectives are one loss this is training x and
-    y jointly, the floor that bilevel methods must beat.
-
-    **Arguments:** those of `FedNest` that remain.
-
-    !!! example
-        ```python
-        solver = aipod.FedAvg(upper_lr=0.01, lower_lr=0.02)
-        ```
-    """
-    return Alternating(
-        lower=SVRG(lr=lower_lr, steps=lower_steps, episodes=1, corrected=False),
-        adjoint=Zero(),
-        upper=LocalUpper(
-            lr=upper_lr, steps=upper_steps, corrected=False, optimizer=upper_optimizer
-        ),
     )

@@ -1,37 +1,27 @@
 """The other methods of the paper's Table 1, and two later ones, as compositions of the slots.
 
 Each says what it was made for and refuses other problems. Each paper's rule for its step sizes,
-numbers of steps and batches stands in its docstring, and `rule` gives it as arguments.
+numbers of steps and batches stands in its docstring, and `aipod.baselines.rule` gives it as
+arguments.
 """
 
 import dataclasses
+from typing import Any
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._paper import AiPOD
-from aipod.problem._scope import Scope
-from aipod.slots.adjoint._neumann import Direct, Neumann
-from aipod.slots.adjoint._perturbed import DifferenceStep, PerturbedLower
-from aipod.slots.lower._augmented import AugmentedLagrangian
-from aipod.slots.lower._growing import GrowingSGD
-from aipod.slots.lower._simultaneous import SimultaneousAdjoint, SimultaneousLower
-from aipod.slots.upper._every import EveryStep
-from aipod.stepsize._rules import rule as rule
-from aipod.stepsize._stepsize import Curvature, StepSize, check_rate
+from aipod.algorithms._variants import variant_of
+from aipod.problem import Scope
+from aipod.slots.adjoint import Direct, PerturbedLower, SimultaneousAdjoint
+from aipod.slots.lower import AugmentedLagrangian, GrowingSGD, SimultaneousLower
+from aipod.slots.upper import DifferenceStep, EveryStep
+from aipod.stepsize import Curvature, StepSize, check_positive
 
 
-def ALSET(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 5,
-    adjoint_steps: int = 10,
-    adjoint_lr: StepSize = Curvature(),
-    adjoint_random: bool = False,
-    damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
+@variant_of(AiPOD)
+def ALSET(**arguments: Any) -> Alternating:
     """ALSET (Chen, Sun and Yin, NeurIPS 2021): AiPOD without constraints, step for step.
 
         y <- y - beta grad_y g(x, y; phi)   S times,   z by a Neumann series,   x <- x - alpha h_f
@@ -46,33 +36,12 @@ def ALSET(
         solver = aipod.ALSET(**aipod.baselines.rule("alset", 10_000))
         ```
     """
-    return dataclasses.replace(
-        AiPOD(
-            upper_lr=upper_lr,
-            lower_lr=lower_lr,
-            lower_steps=lower_steps,
-            adjoint_steps=adjoint_steps,
-            adjoint_lr=adjoint_lr,
-            adjoint_random=adjoint_random,
-            damping=damping,
-            upper_optimizer=upper_optimizer,
-        ),
-        scope=Scope("ALSET", upper=False, lower=False),
-    )
+    made = AiPOD(**arguments)
+    return dataclasses.replace(made, scope=Scope("ALSET", upper=False, lower=False))
 
 
-def BSA(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    growth: float = 0.5,
-    decay: float = 0.0,
-    adjoint_steps: int = 10,
-    adjoint_lr: StepSize = Curvature(),
-    adjoint_random: bool = False,
-    damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
+@variant_of(AiPOD, without=("lower_steps",))
+def BSA(*, growth: float = 0.5, decay: float = 0.0, **arguments: Any) -> Alternating:
     """BSA (Ghadimi and Wang, 2018): the lower level is solved more and more exactly.
 
         y <- y - beta_t grad_y g(x, y; phi),   t = 0 .. t_k - 1;   x <- x - alpha h_f
@@ -90,25 +59,14 @@ def BSA(
         solver = aipod.BSA(upper_lr=0.02, lower_lr=0.5, growth=1.0, decay=0.25)
         ```
     """
-    return Alternating(
-        lower=GrowingSGD(lr=lower_lr, growth=growth, decay=decay),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
-        scope=Scope("BSA", upper=False, lower=False),
-    )
+    made = AiPOD(**arguments)
+    lower = GrowingSGD(lr=made.lower.lr, growth=growth, decay=decay)
+    scope = Scope("BSA", upper=False, lower=False)
+    return dataclasses.replace(made, lower=lower, scope=scope)
 
 
-def StocBiO(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 5,
-    batch: int = 16,
-    adjoint_steps: int = 10,
-    adjoint_lr: StepSize = Curvature(),
-    damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
+@variant_of(AiPOD, without=("adjoint_random",))
+def StocBiO(*, batch: int = 16, **arguments: Any) -> Alternating:
     """stocBiO (Ji, Yang and Liang, ICML 2021): constant steps, and batches that make noise small.
 
         y <- y - beta mean over the batch of grad_y g(x, y; phi)   S times,   z by a Neumann series
@@ -128,31 +86,12 @@ def StocBiO(
         solver = aipod.StocBiO(upper_lr=0.1, lower_lr=0.5, batch=64)
         ```
     """
-    return dataclasses.replace(
-        AiPOD(
-            upper_lr=upper_lr,
-            lower_lr=lower_lr,
-            lower_steps=lower_steps,
-            adjoint_steps=adjoint_steps,
-            adjoint_lr=adjoint_lr,
-            damping=damping,
-            upper_optimizer=upper_optimizer,
-        ),
-        scope=Scope("stocBiO", upper=False, lower=False),
-        batch=batch,
-    )
+    scope = Scope("stocBiO", upper=False, lower=False)
+    return dataclasses.replace(AiPOD(**arguments), scope=scope, batch=batch)
 
 
-def TTSA(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    adjoint_steps: int = 10,
-    adjoint_lr: StepSize = Curvature(),
-    adjoint_random: bool = False,
-    damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
+@variant_of(AiPOD, without=("lower_steps",))
+def TTSA(**arguments: Any) -> Alternating:
     """TTSA (Hong, Wai, Wang and Yang, 2020): one step on y, and a slower one on x, projected.
 
         y <- y - beta grad_y g(x, y; phi),   z by a Neumann series,   x <- project_x(x - alpha h_f)
@@ -167,19 +106,8 @@ def TTSA(
         solver = aipod.TTSA(**aipod.baselines.rule("ttsa", 10_000))
         ```
     """
-    return dataclasses.replace(
-        AiPOD(
-            upper_lr=upper_lr,
-            lower_lr=lower_lr,
-            lower_steps=1,
-            adjoint_steps=adjoint_steps,
-            adjoint_lr=adjoint_lr,
-            adjoint_random=adjoint_random,
-            damping=damping,
-            upper_optimizer=upper_optimizer,
-        ),
-        scope=Scope("TTSA", lower=False),
-    )
+    made = AiPOD(lower_steps=1, **arguments)
+    return dataclasses.replace(made, scope=Scope("TTSA", lower=False))
 
 
 def SOBA(
@@ -250,15 +178,9 @@ def IGAL(
     )
 
 
+@variant_of(IGAL)
 def FirstOrderPenalty(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 10_000,
-    penalty: float = 10.0,
-    perturbation: float = 1e-2,
-    tolerance: float | None = None,
-    upper_optimizer: optax.GradientTransformation | None = None,
+    *, perturbation: float = 1e-2, tolerance: float | None = None, **arguments: Any
 ) -> Alternating:
     """First-order penalty method (Kornowski, Padmanabhan, Wang, Zhang and Sra, NeurIPS 2024).
 
@@ -279,12 +201,11 @@ def FirstOrderPenalty(
         solver = aipod.FirstOrderPenalty(upper_lr=0.1, perturbation=1e-3)
         ```
     """
-    check_rate(perturbation, "perturbation (delta)")
-    exactness = perturbation**2 if tolerance is None else tolerance
-    lower = AugmentedLagrangian(lower_lr, penalty, exactness, lower_steps)
+    check_positive(perturbation, "perturbation (delta)")
+    made = IGAL(tolerance=perturbation**2 if tolerance is None else tolerance, **arguments)
     return Alternating(
-        lower=lower,
-        adjoint=PerturbedLower(lower, perturbation),
-        upper=DifferenceStep(upper_lr, upper_optimizer, perturbation),
+        lower=made.lower,
+        adjoint=PerturbedLower(made.lower, perturbation),
+        upper=DifferenceStep(made.upper.lr, made.upper.optimizer, perturbation),
         scope=Scope("FirstOrderPenalty", stochastic=False),
     )

@@ -18,7 +18,7 @@ from aipod.experiments import SUMMARIES, load
 from aipod.experiments.base import Task
 from aipod.experiments.config import refuse_unknown_options, resolve_options
 from aipod.experiments.values import suggestion
-from aipod.problem._bilevel import Bilevel
+from aipod.problem import Bilevel
 from aipod.runs._folder import finite
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aipod.cli._show import err
-from aipod.solving._progress import Progress as Report
+from aipod.solving import Progress as Report
 
 # Seconds between two lines where nobody watches a terminal.
 _LINE_SECONDS = 10.0

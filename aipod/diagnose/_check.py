@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from aipod._hypergradient._exact import exact_lower, hypergradient
+from aipod._hypergradient import exact_lower, hypergradient
 from aipod._misc.tree import all_finite, cast_like
 from aipod.diagnose._findings import LowerCurvature, Notes, Report, count, first_line
 from aipod.diagnose._lanczos import kernel_spectrum, spectrum
@@ -22,11 +22,10 @@ from aipod.diagnose._measure import (
     upper_curvature,
     values_and_gradients,
 )
-from aipod.problem._bilevel import Bilevel, Constant
-from aipod.problem._samplers import Sampler, draw, expected
+from aipod.problem import Bilevel, Constant, Sampler, draw, expected
 from aipod.sets import AbstractSet
 from aipod.sets._base import largest, total_size
-from aipod.slots.adjoint._neumann import ConjugateGradient
+from aipod.slots.adjoint import ConjugateGradient
 
 # Above this many unknowns, solving the lower level to full precision several times takes long.
 _MODEST = 1000

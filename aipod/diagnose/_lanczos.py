@@ -15,11 +15,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._misc.tree import cast_like
 from aipod.diagnose._findings import Spectrum
 from aipod.diagnose._measure import precision
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import draw
+from aipod.problem import Bilevel, draw, hessian_product
 from aipod.sets import AbstractSet
 from aipod.sets._base import total_size
-from aipod.stepsize._curvature import hessian_product
 
 # Lanczos is exact up to this dimension; beyond it the ends of a spectrum settle first.
 _LANCZOS_STEPS = 100

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._hypergradient._exact import exact_hypergradient, exact_lower
-from aipod.problem._bilevel import Bilevel, Objective
+from aipod._hypergradient import exact_hypergradient, exact_lower
+from aipod.problem import Bilevel, Objective
 from aipod.sets import AbstractSet, Budget, Consensus, Free, Product
 from aipod.sets._affine import AbstractLinearSet
 from aipod.sets._base import total_size

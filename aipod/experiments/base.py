@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from aipod.experiments import values
 from aipod.experiments.values import Plain
-from aipod.problem._bilevel import Bilevel
+from aipod.problem import Bilevel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,7 @@ from aipod.experiments.config import RunConfig
 from aipod.experiments.tensorboard import EventWriter
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder
-from aipod.solving._progress import Progress
-from aipod.solving._solution import Solution
+from aipod.solving import Progress, Solution
 
 # Accuracies whose first step and rounds are told, for experiments that record an accuracy.
 _LEVELS = (0.80, 0.85, 0.90, 0.92, 0.94, 0.96)

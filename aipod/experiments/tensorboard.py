@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from aipod.solving._solution import History
+from aipod.solving import History
 
 
 def require_tensorboard() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from aipod.slots.upper._every import fading_adam
-from aipod.stepsize._stepsize import Curvature
+from aipod.slots.upper import fading_adam
+from aipod.stepsize import Curvature
 
 # What a configuration file can hold for one name.
 Plain = bool | int | float | str

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
-from aipod.problem._bilevel import Bilevel, Composite, Objective
-from aipod.problem._samplers import ClientBatch, ClientMinibatches
+from aipod.problem import Bilevel, ClientBatch, ClientMinibatches, Objective, rebuilt
 from aipod.sets import Consensus
 
 
@@ -91,9 +90,12 @@ class _ClientFeatures(eqx.Module):
 
 
 def _summed(objective: Objective, scale: Array | None) -> Objective:
-    if isinstance(objective, Composite):
-        return Composite(_ClientFeatures(objective.features), _ClientHead(objective.head, scale))
-    return _ClientSum(objective, scale)
+    return rebuilt(
+        objective,
+        lambda loss: _ClientSum(loss, scale),
+        _ClientFeatures,
+        lambda head: _ClientHead(head, scale),
+    )
 
 
 def _stack(data: PyTree | Sequence[PyTree], name: str) -> tuple[PyTree, np.ndarray | None]:

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from aipod.algorithms._alternating import Alternating
+from aipod.algorithms import Alternating
 from aipod.flower._client import Session
 from aipod.flower._local import Client
 from aipod.flower._parcel import Parcel

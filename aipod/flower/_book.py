@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms._alternating import State
+from aipod.algorithms import State
 from aipod.flower._parts import with_model
 from aipod.flower._progress import Owed, Progress
-from aipod.problem._bilevel import Bilevel
-from aipod.slots._cost import Counts
-from aipod.solving._checkpoint import Checkpoints
-from aipod.solving._solution import History, Ledger, Price, Result, Solution, scalar_columns
+from aipod.problem import Bilevel
+from aipod.slots import Counts
+from aipod.solving import Checkpoints, History, Ledger, Price, Result, Solution, scalar_columns
 
 Record = Callable[[PyTree, PyTree], Any]
 # Columns besides those of every run: exchanges, and the bytes that a client sent, got, and sent or

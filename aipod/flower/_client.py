@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from aipod.algorithms._alternating import Alternating, State
+from aipod.algorithms import Alternating, State
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_shared
 from aipod.flower._privacy import Guard, Privacy
-from aipod.solving._checkpoint import Checkpoints
+from aipod.solving import Checkpoints
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -111,9 +111,9 @@ class Session:
                     new = self._guard.settled(state, new, asked)
                 state, answers = new, self._worker.no_answers()
         if shared:
-            state, answers = with_shared(state, shared), self._worker.no_answers()
+            state, answers = with_shared(self.solver, state, shared), self._worker.no_answers()
         if words.get("reset"):
-            state, answers = forget_own(state), self._worker.no_answers()
+            state, answers = forget_own(self.solver, state), self._worker.no_answers()
         return self._go_on(store, words, key, state, answers)
 
     def _go_on(
@@ -151,7 +151,9 @@ class Session:
             report()
         self._save(store, state, answers, int(words["turn"]))
         if pausing:
-            arrays |= {f"shared:{name}": leaf for name, leaf in shared_leaves(state).items()}
+            arrays |= {
+                f"shared:{name}": leaf for name, leaf in shared_leaves(self.solver, state).items()
+            }
         if asked is not None:
             open_questions = ready(asked, used, answers)
             if self._guard is not None:

@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod import federated
-from aipod.algorithms._alternating import Alternating, State
+from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
-from aipod.problem._bilevel import Bilevel, Composite, Objective
-from aipod.problem._samplers import ClientMinibatches
+from aipod.problem import Bilevel, ClientMinibatches, Composite, Objective
 from aipod.sets import Consensus
 
 

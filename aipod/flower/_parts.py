@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,30 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms._alternating import State
-from aipod.slots.adjoint._proxskip import WarmState
-from aipod.slots.lower._proxskip import ProxSkipState
+from aipod.algorithms import Alternating, State
 
 
-def _is_own(state: State) -> PyTree:
-    """For each leaf whether it is the client's own: corrections, and the curvature's vector."""
-    mask = jax.tree.map(lambda _: False, state)
-
-    def chosen(tree: State) -> list[Any]:
-        parts: list[Any] = [tree.lower]
-        if isinstance(tree.lower, ProxSkipState):
-            parts = [tree.lower.correction]
-        if isinstance(tree.adjoint, WarmState):
-            parts.append(tree.adjoint.correction)
-        return parts
-
-    own = [jax.tree.map(lambda _: True, part) for part in chosen(state)]
-    return eqx.tree_at(chosen, mask, own, is_leaf=lambda leaf: leaf is None)
-
-
-def shared_leaves(state: State) -> dict[str, np.ndarray]:
+def shared_leaves(solver: Alternating, state: State) -> dict[str, np.ndarray]:
     """What another client needs to go on from the same place, by the number of the leaf."""
-    owned = jax.tree.leaves(_is_own(state))
+    owned = jax.tree.leaves(solver.own(state))
     leaves = jax.tree.leaves(state)
     return {
         str(i): np.asarray(leaf)
@@ -42,10 +23,10 @@ def shared_leaves(state: State) -> dict[str, np.ndarray]:
     }
 
 
-def with_shared(state: State, shared: Mapping[str, np.ndarray]) -> State:
+def with_shared(solver: Alternating, state: State, shared: Mapping[str, np.ndarray]) -> State:
     """The state with its shared part replaced; `ValueError` when it does not fit."""
     leaves, structure = jax.tree.flatten(state)
-    owned = jax.tree.leaves(_is_own(state))
+    owned = jax.tree.leaves(solver.own(state))
     if {int(i) for i in shared} != {i for i, own in enumerate(owned) if not own}:
         raise ValueError(
             "the state that arrived has other parts than this client's: do server and clients use "
@@ -63,10 +44,10 @@ def with_shared(state: State, shared: Mapping[str, np.ndarray]) -> State:
     return jax.tree.unflatten(structure, leaves)
 
 
-def forget_own(state: State) -> State:
+def forget_own(solver: Alternating, state: State) -> State:
     """With corrections of zero, as at the start."""
     return jax.tree.map(
-        lambda leaf, own: jnp.zeros_like(leaf) if own else leaf, state, _is_own(state)
+        lambda leaf, own: jnp.zeros_like(leaf) if own else leaf, state, solver.own(state)
     )
 
 

@@ -15,12 +15,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from aipod.algorithms._alternating import Alternating, State
+from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import Tables
-from aipod.slots.adjoint._proxskip import ProxSkipAdjoint, WarmState
-from aipod.slots.lower._proxskip import ProxSkip
-from aipod.slots.upper._every import EveryStep
-from aipod.stepsize._stepsize import Curvature, Rates
+from aipod.stepsize import Rates, adapts
 
 # One exchange of E3-AiPOD holds three vectors: the gradient, y and u.
 _VECTORS = 3
@@ -78,16 +75,9 @@ class Privacy:
     def check(self, solver: Alternating) -> None:
         """Raises `ValueError` unless everything that the solver's clients send is covered."""
         lower, adjoint = solver.lower, solver.adjoint
-        one_round = (
-            isinstance(lower, ProxSkip)
-            and isinstance(adjoint, ProxSkipAdjoint)
-            and isinstance(solver.upper, EveryStep)
-            and lower.deferred
-            and adjoint.deferred
-        )
-        if not one_round:
+        if not (lower.deferred and adjoint.deferred and solver.upper.sends_direction):
             raise ValueError("privacy is for aipod.E3AiPOD alone: choose it, or leave privacy out.")
-        finds = isinstance(lower.lr, Curvature) or isinstance(adjoint.rate, Curvature)
+        finds = adapts(lower.lr) or adapts(adjoint.lr)
         if finds or getattr(adjoint, "damping", None) is None:
             raise ValueError(
                 "privacy needs numbers for lower_lr, adjoint_lr and damping: those that are found "
@@ -130,17 +120,13 @@ class Guard:
         sent = self.protected(old, asked)["y"].values
         rates = Rates(old.step, None)
         changes = np.asarray(sent) - np.asarray(asked["y"].values)
-        lower, adjoint = self._solver.lower, self._solver.adjoint
-        corrections: list[tuple[PyTree, Any, Any]] = [
-            (new.lower.correction, lower, lower.lr),
-            (new.adjoint.correction, adjoint, adjoint.rate),
-        ]
-        fixed = []
-        for row, (correction, slot, rate) in enumerate(corrections):
-            flat, restore = ravel_pytree(correction)
-            often = 1 / slot.steps
-            fixed.append(restore(flat - jnp.asarray(changes[row]) * (often / rates(rate))))
-        return eqx.tree_at(lambda s: (s.lower.correction, s.adjoint.correction), new, tuple(fixed))
+        restore = ravel_pytree(new.y)[1]
+        slots: Any = (self._solver.lower, self._solver.adjoint)
+        lower, adjoint = (
+            slot.resent(state, restore(jnp.asarray(change)), rates)
+            for slot, state, change in zip(slots, (new.lower, new.adjoint), changes, strict=False)
+        )
+        return dataclasses.replace(new, lower=lower, adjoint=adjoint)
 
 
 def _known(state: State) -> dict[str, list[np.ndarray]]:
@@ -149,8 +135,6 @@ def _known(state: State) -> dict[str, list[np.ndarray]]:
     def flat(tree: PyTree) -> np.ndarray:
         return np.asarray(ravel_pytree(tree)[0], float)
 
-    if not isinstance(state.adjoint, WarmState):
-        raise ValueError("privacy is for aipod.E3AiPOD alone: choose it, or leave privacy out.")
     gradient = jax.tree.map(jnp.zeros_like, state.x)
     return {"x": [flat(gradient)], "y": [flat(state.y), flat(state.adjoint.u)]}
 

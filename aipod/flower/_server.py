@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms._alternating import Alternating
+from aipod.algorithms import Alternating
 from aipod.experiments.execute import Prepared, write_results
 from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
@@ -20,7 +20,7 @@ from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
 from aipod.runs._folder import RunFolder
-from aipod.solving._solution import RECORDED, Result, Solution
+from aipod.solving import RECORDED, Result, Solution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def lead(
     """Leads a run to its end, and writes down what came of it."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
     state = initial_state(solver, start.x0, start.y0)
-    shared = shared_leaves(state)
+    shared = shared_leaves(solver, state)
     identity = {
         "solver": solver_digest(solver),
         "starting point": _digest(shared),

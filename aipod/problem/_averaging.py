@@ -1,6 +1,5 @@
-"""Larger batches for a method that asks for them: the mean over several draws of a sampler."""
+"""Averages several draws of a sampler into one batch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -9,19 +8,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import subkeys
-from aipod.problem._bilevel import Bilevel, Objective
-from aipod.problem._samplers import Sampler, batch_size
+from aipod.problem._bilevel import Bilevel
+from aipod.problem._composite import Objective
+from aipod.problem._samplers import AbstractSampler, Sampler, batch_size, is_random
 
 
-class _Stacked(eqx.Module):
+class _Stacked(AbstractSampler):
     """Several draws of a sampler at once, on a leading axis."""
 
-    samples: Callable[[PRNGKeyArray], Any]
+    samples: Sampler
     draws: int = eqx.field(static=True)
 
     @property
     def size(self) -> int:
         return self.draws * batch_size(self.samples)
+
+    @property
+    def random(self) -> bool:
+        return is_random(self.samples)
 
     def __call__(self, key: PRNGKeyArray) -> Any:
         return jax.vmap(self.samples)(subkeys(key, self.draws))

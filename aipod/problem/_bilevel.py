@@ -1,45 +1,24 @@
 """The problem: two objectives, two sets, two sources of samples."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from aipod._misc.tree import all_finite
-from aipod.problem._samplers import Sampler, batch_size, expected
-from aipod.sets import AbstractSet, Consensus, Free
+from aipod.problem._composite import AtX, Objective, at_fixed_x
+from aipod.problem._samplers import Constant, Sampler, expected
+from aipod.sets import AbstractSet, Free
 
-Objective = Callable[[PyTree, PyTree, Any], Array]
 
+class Held(NamedTuple):
+    """Both objectives at the x of the current outer step."""
 
-class Composite(eqx.Module):
-    """An objective in two parts, head(features(x, batch), y, batch).
-
-    While x is fixed, as in the lower loop, the features of the data are computed once and the
-    loop runs the head alone.
-
-    **Arguments:**
-
-    - `features`: (x, batch) -> features, one for each example on the leading axis.
-    - `head`: (features, y, batch) -> scalar.
-
-    !!! example
-        ```python
-        lower = aipod.Composite(
-            lambda x, batch: jnp.tanh(batch[0] @ x),
-            lambda features, y, batch: jnp.mean((features @ y - batch[1]) ** 2),
-        )
-        ```
-    """
-
-    features: Callable[[PyTree, Any], PyTree]
-    head: Callable[[PyTree, PyTree, Any], Array]
-
-    def __call__(self, x: PyTree, y: PyTree, batch: Any) -> Array:
-        return self.head(self.features(x, batch), y, batch)
+    upper: AtX
+    lower: AtX
 
 
 class Bilevel(eqx.Module):
@@ -71,6 +50,8 @@ class Bilevel(eqx.Module):
     lower_set: AbstractSet = Free()
     upper_samples: Sampler | None = None
     lower_samples: Sampler | None = None
+    # Set during an outer step alone, while x does not change: see `hold`.
+    held: "Held | None" = eqx.field(kw_only=True, default=None, repr=False)
 
     def __check_init__(self) -> None:
         for name in ("upper", "lower"):
@@ -95,6 +76,10 @@ class Bilevel(eqx.Module):
     def check(self, x: PyTree, y: PyTree) -> None:
         """Raises `ValueError` when x, y, the sets and the objectives do not fit together."""
         for name, tree in (("x0", x), ("y0", y)):
+            if not jax.tree.leaves(tree):
+                raise ValueError(
+                    f"{name} holds no numbers: pass it in the structure of a solution."
+                )
             for leaf in jax.tree.leaves(tree):
                 if not eqx.is_array_like(leaf):
                     raise ValueError(
@@ -130,81 +115,32 @@ class Bilevel(eqx.Module):
     @property
     def fully_federated(self) -> bool:
         """Whether both sets are agreement between clients, all of them in every round."""
-        sets = self.upper_set, self.lower_set
-        return all(isinstance(one, Consensus) and one.participation == 1 for one in sets)
-
-    def lower_at(self, x: PyTree, draws: int) -> "AtX":
-        """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed."""
-        return _at(self.lower, self.lower_samples, x, draws)
-
-    def upper_at(self, x: PyTree, draws: int) -> "AtX":
-        """The same for f."""
-        return _at(self.upper, self.upper_samples, x, draws)
-
-    def hold(self, x: PyTree, *, lower_draws: int, upper_draws: int) -> "Bilevel":
-        """This problem for an outer step at x, in which several loops draw so many batches.
-
-        Its `lower_at` and `upper_at` are settled once for all of those loops.
-        """
-        return _Held(
-            self.upper,
-            self.lower,
-            self.upper_set,
-            self.lower_set,
-            self.upper_samples,
-            self.lower_samples,
-            held_lower=self.lower_at(x, lower_draws),
-            held_upper=self.upper_at(x, upper_draws),
-        )
-
-
-class AtX(NamedTuple):
-    """An objective with x fixed, (y, batch) -> scalar, and the sampler of its batches."""
-
-    objective: Callable[[PyTree, Any], Array]
-    samples: Any
-
-
-def _at(objective: Objective, samples: Any, x: PyTree, draws: int) -> AtX:
-    """A `Composite` has the features of all data computed here where that is less work."""
-    if isinstance(objective, Composite) and hasattr(samples, "map"):
-        head, features = objective.head, objective.features
-        # Also for clients: pool and batch are both counted for each of them there.
-        per_draw = getattr(samples, "per_client", batch_size(samples)) or samples.pool
-        if samples.pool <= draws * per_draw:
-            mapped = samples.map(lambda batch: (features(x, batch), batch))
-            return AtX(lambda y, batch: head(batch[0], y, batch[1]), mapped)
-    return AtX(lambda y, batch: objective(x, y, batch), samples)
-
-
-class _Held(Bilevel):
-    """A problem during one outer step, while x stays where it is."""
-
-    held_lower: AtX = eqx.field(kw_only=True)
-    held_upper: AtX = eqx.field(kw_only=True)
+        return self.upper_set.everyone and self.lower_set.everyone
 
     def lower_at(self, x: PyTree, draws: int) -> AtX:
-        return self.held_lower
+        """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed."""
+        if self.held is not None:
+            return self.held.lower
+        return at_fixed_x(self.lower, self.lower_samples, x, draws)
 
     def upper_at(self, x: PyTree, draws: int) -> AtX:
-        return self.held_upper
+        """The same for f."""
+        if self.held is not None:
+            return self.held.upper
+        return at_fixed_x(self.upper, self.upper_samples, x, draws)
+
+    def hold(self, x: PyTree, *, lower_draws: int, upper_draws: int) -> "Bilevel":
+        """This problem for one outer step at x, in which all loops together draw so many batches.
+
+        `lower_at` and `upper_at` are computed here once, and serve every loop of the step.
+        """
+        held = Held(self.upper_at(x, upper_draws), self.lower_at(x, lower_draws))
+        return dataclasses.replace(self, held=held)
 
 
 def _constant(samples: Sampler | None) -> Sampler | None:
     """The sampler that always gives the expectation of this one."""
     return None if samples is None else Constant(expected(samples))
-
-
-class Constant(eqx.Module):
-    """The sampler that always gives one batch."""
-
-    batch: Any
-
-    def __call__(self, key: Any) -> Any:
-        return self.batch
-
-    def expected(self) -> Any:
-        return self.batch
 
 
 def _check_objective(

@@ -1,16 +1,13 @@
 """What a method was made for: the constraints it takes, and whether it takes noise."""
 
-from typing import Any
-
 import equinox as eqx
 
-from aipod.problem._bilevel import Bilevel, Constant
-from aipod.problem._samplers import FullBatch
-from aipod.sets import AbstractSet, Free, Product
+from aipod.problem._bilevel import Bilevel
+from aipod.problem._samplers import is_random
 
 
 class Scope(eqx.Module):
-    """The problems that a method accepts; a problem outside is refused, never bent to fit.
+    """The problems that a method accepts; problems outside raise `ValueError`.
 
     **Arguments:**
 
@@ -33,25 +30,14 @@ class Scope(eqx.Module):
         """Raises `ValueError` when the problem is outside."""
         for level, allowed in (("upper", self.upper), ("lower", self.lower)):
             constraint = getattr(problem, f"{level}_set")
-            if not allowed and constrained(constraint):
+            if not allowed and constraint.constrained:
                 raise ValueError(
                     f"{self.name} takes no constraint on the {level} level, but {level}_set is "
                     f"{type(constraint).__name__}: use aipod.AiPOD, or leave {level}_set out."
                 )
-        if not self.stochastic and (random(problem.upper_samples) or random(problem.lower_samples)):
+        sampled = is_random(problem.upper_samples) or is_random(problem.lower_samples)
+        if sampled and not self.stochastic:
             raise ValueError(
                 f"{self.name} is deterministic, but the problem draws samples: give it "
                 "problem.expected(), or use aipod.AiPOD."
             )
-
-
-def constrained(constraint: AbstractSet) -> bool:
-    """Whether a set is less than the whole space."""
-    if isinstance(constraint, Product):
-        return any(constrained(part) for part in constraint.sets())
-    return not isinstance(constraint, Free)
-
-
-def random(samples: Any) -> bool:
-    """Whether two draws may differ; a sampler that nothing is known about may."""
-    return not (samples is None or isinstance(samples, FullBatch | Constant))

@@ -40,6 +40,16 @@ class AbstractSet(eqx.Module):
         return False
 
     @property
+    def constrained(self) -> bool:
+        """Whether the set is less than the whole space."""
+        return True
+
+    @property
+    def everyone(self) -> bool:
+        """Whether a projection is agreement between all clients, in every round."""
+        return False
+
+    @property
     def federated(self) -> bool:
         """Whether a projection crosses clients, and so is a communication round."""
         return False
@@ -186,6 +196,10 @@ class Free(AbstractSet):
         aipod.Free().project(y) is y
         ```
     """
+
+    @property
+    def constrained(self) -> bool:
+        return False
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return y

@@ -91,6 +91,10 @@ class Consensus(AbstractSet):
         return jax.tree.map(lambda leaf: leaf / (leaf.shape[0] * _beside(weights, leaf)), gradient)
 
     @property
+    def everyone(self) -> bool:
+        return self.participation == 1
+
+    @property
     def federated(self) -> bool:
         return True
 

@@ -62,6 +62,10 @@ class Product(AbstractSet):
         return any(s.coupled for s in self.sets())
 
     @property
+    def constrained(self) -> bool:
+        return any(s.constrained for s in self.sets())
+
+    @property
     def federated(self) -> bool:
         return any(s.federated for s in self.sets())
 

@@ -1,1 +1,5 @@
 """The three slots of every algorithm, and what they share."""
+
+from aipod.slots._cost import Cost as Cost
+from aipod.slots._cost import Counts as Counts
+from aipod.slots._turn import Turn as Turn

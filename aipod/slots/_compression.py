@@ -15,15 +15,10 @@ from jaxtyping import PyTree
 KINDS = ("bfloat16", "float16")
 
 
-def check_compression(value: Any, prob: Any = None) -> None:
-    """Raises `ValueError` unless value is None or the name of a short floating-point type.
-
-    Messages of a slot that projects at random (`prob`) are never short.
-    """
+def check_compression(value: Any) -> None:
+    """Raises `ValueError` unless value is None or the name of a short floating-point type."""
     if value is not None and value not in KINDS:
         raise ValueError(f"compression must be None, 'bfloat16' or 'float16', got {value!r}.")
-    if value is not None and prob is not None:
-        raise ValueError("compression goes with the one projection of prob=None: drop one.")
 
 
 def told(message: PyTree, known: PyTree, kind: str) -> PyTree:

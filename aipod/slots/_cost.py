@@ -1,4 +1,4 @@
-"""What a step spends: the counts that the paper's complexity bounds are about."""
+"""What a step spends: the quantities that the paper's complexity bounds count."""
 
 import dataclasses
 from typing import Any
@@ -14,8 +14,18 @@ from aipod.sets import AbstractSet
 class Cost(eqx.Module):
     """What one slot spent in one outer step.
 
-    `sent_x` and `sent_y` count vectors of the size of one client's x and y that each client sends,
-    and gets back averaged, in the slot's `rounds`.
+    - `projections`: on the slot's own set.
+    - `upper_samples`, `lower_samples`: examples drawn from the two samplers.
+    - `rounds`: communication rounds, in a federation.
+    - `sent_x`, `sent_y`: vectors of the size of one client's x and y that each client sends, and
+        gets back averaged, in those rounds.
+
+    `turn.lower_cost` and `turn.upper_cost` fill it in from projections and draws.
+
+    !!! example
+        ```python
+        cost = aipod.Cost(projections=5, lower_samples=5 * 64)
+        ```
     """
 
     projections: Array | int = 0
@@ -27,12 +37,12 @@ class Cost(eqx.Module):
 
 
 def rounds_of(constraint: AbstractSet, projections: Array | int) -> Array | int:
-    """The communication rounds that so many projections are: all of them, or none."""
+    """How many of the projections are communication rounds: all in a federation, else none."""
     return projections if constraint.federated else 0
 
 
 class Counts(eqx.Module):
-    """Running totals inside the compiled loop. `solve` moves them to Python's integers in time."""
+    """Running totals inside the compiled loop, in 32 bits; `solve` keeps the sums in Python."""
 
     upper_projections: Array
     lower_projections: Array

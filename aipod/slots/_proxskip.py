@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.keys import coins, subkey, subkeys
+from aipod._misc.keys import coins, round_keys, subkeys
 from aipod._misc.tree import axpy, cast_like
 from aipod.sets import AbstractSet
 from aipod.slots._compression import told
@@ -27,35 +27,35 @@ def proxskip(
     start: PyTree,
     correction: PyTree,
     *,
-    rate: Array,
+    lr: Array,
     probability: float | Array,
     steps: int,
     key: PRNGKeyArray,
 ) -> tuple[PyTree, PyTree, Array]:
-    """`steps` iterations; the last iterate, the last correction, and how often it projected.
+    """Runs `steps` iterations; returns the last iterate and correction, and how often it projected.
 
-    The projection is that of `constraint`, a set with x fixed.
+    `constraint` is a set with x fixed.
 
-    v_hat = v - rate (gradient(v) - r)
-    with probability p:   v <- project(v_hat - (rate / p) r),   r <- r + (p / rate) (v - v_hat)
+    v_hat = v - lr (gradient(v) - r)
+    with probability p:   v <- project(v_hat - (lr / p) r),   r <- r + (p / lr) (v - v_hat)
     otherwise:            v <- v_hat
     """
     coin_key, keys = step_keys(key, steps)
     tosses = coins(coin_key, probability, steps)
 
-    def body(carry: tuple[PyTree, PyTree], inputs: tuple[Array, Any]) -> tuple[Any, None]:
+    def body(carry: tuple[PyTree, PyTree], inputs: tuple[Array, Any, Any]) -> tuple[Any, None]:
         point, residual = carry
-        coin, draw_key = inputs
-        ahead = local_step(gradient(point, draw_key), point, residual, rate)
+        coin, draw_key, round_key = inputs
+        ahead = local_step(gradient(point, draw_key), point, residual, lr)
 
         def projected() -> tuple[PyTree, PyTree]:
             new, corrected, _ = settle(
                 constraint,
                 ahead,
                 residual,
-                rate=rate,
+                lr=lr,
                 probability=probability,
-                key=subkey(draw_key, 1),
+                key=round_key,
             )
             return new, corrected
 
@@ -65,7 +65,8 @@ def proxskip(
         # One scalar coin outside vmap: a skipped projection is not computed.
         return jax.lax.cond(coin, projected, skipped), None
 
-    (point, residual), _ = jax.lax.scan(body, (start, correction), (tosses, keys))
+    inputs = (tosses, keys, round_keys(key, steps))
+    (point, residual), _ = jax.lax.scan(body, (start, correction), inputs)
     return point, residual, jnp.sum(tosses)
 
 
@@ -74,18 +75,18 @@ def local_steps(
     start: PyTree,
     correction: PyTree,
     *,
-    rate: Array,
+    lr: Array,
     steps: int,
     key: PRNGKeyArray,
 ) -> tuple[PyTree, PyTree]:
-    """`steps` iterations that all skip the projection; `settle` makes up for it afterwards.
+    """`steps` iterations that all skip the projection; `settle` projects afterwards.
 
-    The iterate half way, after steps // 2 of them, and the last one.
+    Returns the iterate half way, after steps // 2 of them, and the last one.
     """
     keys, count = step_keys(key, steps)[1], steps // 2
 
     def one(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
-        return local_step(gradient(point, draw_key), point, correction, rate), None
+        return local_step(gradient(point, draw_key), point, correction, lr), None
 
     def half(point: PyTree, draw_keys: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         point, _ = jax.lax.scan(one, point, draw_keys)
@@ -98,9 +99,9 @@ def local_steps(
     return jax.tree.map(lambda leaf: leaf[0], both), last
 
 
-def local_step(slope: PyTree, point: PyTree, correction: PyTree, rate: Array) -> PyTree:
-    """v_hat = v - rate (slope - r)."""
-    return axpy(point, -rate, optax.tree.sub(slope, correction))
+def local_step(slope: PyTree, point: PyTree, correction: PyTree, lr: Array) -> PyTree:
+    """v_hat = v - lr (slope - r)."""
+    return axpy(point, -lr, optax.tree.sub(slope, correction))
 
 
 def settle(
@@ -109,24 +110,24 @@ def settle(
     correction: PyTree,
     known: PyTree | None = None,
     *,
-    rate: Array,
+    lr: Array,
     probability: float | Array,
     compression: str | None = None,
     key: PRNGKeyArray,
 ) -> tuple[PyTree, PyTree, PyTree | None]:
-    """The projection of v_hat, `ahead`, and what the correction becomes by it.
+    """Projects v_hat (`ahead`) and updates the correction.
 
-    With `compression`, messages have 16 bits; `known` is what the server knows of each client,
-    before and after. A client goes on as if its v_hat had been the one whose message is what it
-    really sent. So the corrections still add up to zero.
+    With `compression`, messages have 16 bits, and `known` is what the server knows of each client,
+    before and after. The client replaces v_hat by the value that the server decoded, so that the
+    corrections still add up to zero.
     """
-    offset = optax.tree.scale(rate / probability, correction)
+    offset = optax.tree.scale(lr / probability, correction)
     if compression is not None:
         known = told(optax.tree.sub(ahead, offset), known, compression)
         ahead = cast_like(optax.tree.add(known, offset), ahead)
     chosen = constraint.for_round(key)
     new = cast_like(chosen.project_corrected(ahead, offset), ahead)
-    corrected = axpy(correction, probability / rate, optax.tree.sub(new, ahead))
+    corrected = axpy(correction, probability / lr, optax.tree.sub(new, ahead))
     return new, chosen.keep_absent(corrected, correction), known
 
 
@@ -137,13 +138,3 @@ def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray
     """
     keys = subkeys(key, steps + 1)
     return keys[0], keys[1:]
-
-
-def check_probability(value: Any, name: str) -> None:
-    """Raises `ValueError` unless 0 < value <= 1, or None."""
-    if value is None or isinstance(value, jax.core.Tracer):
-        return
-    if not 0 < float(value) <= 1:
-        raise ValueError(
-            f"{name} must be a probability in (0, 1], got {float(value)}: 1 projects always."
-        )

@@ -1,18 +1,128 @@
 """What a slot is given when its turn comes in an outer step."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from jaxtyping import PRNGKeyArray, PyTree
+import jax
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.problem._bilevel import Bilevel
-from aipod.stepsize._stepsize import Rates
+from aipod._misc.keys import round_key, subkeys
+from aipod.problem import Bilevel, batch_size, draw, grad_y_upper, hessian_product
+from aipod.sets import AbstractSet
+from aipod.slots._cost import Cost, rounds_of
+from aipod.stepsize import Rates, StepSize
 
 
 class Turn(NamedTuple):
-    """The problem, where x and y stand by now, the step sizes in force, and a key to draw with."""
+    """What a slot is given when its turn comes: where the run stands, and a key to draw with.
+
+    - `problem`: the `Bilevel` problem.
+    - `x`, `y`: the current iterates. The adjoint and the upper slot see the y that the lower slot
+        has just returned.
+    - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
+    - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
+        of a round come from `turn.round_key`.
+
+    !!! example
+        ```python
+        rates = aipod.stepsize.Rates(jnp.zeros((), int), None)
+        turn = aipod.Turn(problem, x, y, rates, jax.random.key(0))
+        slope = turn.lower_gradient()(y, turn.key)  # grad_y g on a fresh batch
+        ```
+    """
 
     problem: Bilevel
     x: PyTree
     y: PyTree
     rates: Rates
     key: PRNGKeyArray
+
+    @property
+    def step(self) -> Array:
+        """The number of outer steps made before this one."""
+        return self.rates.step
+
+    @property
+    def lower_set(self) -> AbstractSet:
+        """The lower set at x, which loops over y project on."""
+        return self.problem.lower_set.at(self.x)
+
+    @property
+    def round_key(self) -> PRNGKeyArray:
+        """Chooses the clients of the round that ends the outer step."""
+        return round_key(self.key, 0)
+
+    def lr(self, lr: StepSize | None) -> Array:
+        """The value of a step size in this outer step."""
+        return self.rates(lr)
+
+    def keys(self, count: int) -> PRNGKeyArray:
+        """`count` independent keys."""
+        return subkeys(self.key, count)
+
+    def lower_gradient(self, draws: int = 1) -> Callable[[PyTree, PRNGKeyArray], PyTree]:
+        """(y, key) -> grad_y g(x, y; phi) on a batch drawn with the key, as a direction of the set.
+
+        `draws`: how many batches the slot will draw; features of a `Composite` are computed once
+        where that is less work.
+        """
+        objective, samples = self.problem.lower_at(self.x, draws)
+        lower_set = self.problem.lower_set
+
+        def gradient(y: PyTree, key: PRNGKeyArray) -> PyTree:
+            return lower_set.riesz(jax.grad(objective)(y, draw(samples, key)))
+
+        return gradient
+
+    def hessian_product(self, draws: int = 1) -> Callable[[PyTree, PRNGKeyArray], PyTree]:
+        """(v, key) -> grad_yy g(x, y; phi) v on a batch drawn with the key, as a direction."""
+        objective, samples = self.problem.lower_at(self.x, draws)
+        lower_set = self.problem.lower_set
+
+        def product(v: PyTree, key: PRNGKeyArray) -> PyTree:
+            batch = draw(samples, key)
+            return lower_set.riesz(hessian_product(lambda y: objective(y, batch), self.y, v))
+
+        return product
+
+    def upper_gradient(self, batch: Any) -> PyTree:
+        """grad_y f(x, y; batch), the right-hand side of the adjoint, as a direction."""
+        gradient = grad_y_upper(self.problem, self.x, self.y, batch)
+        return self.problem.lower_set.riesz(gradient)
+
+    def lower_cost(
+        self,
+        projections: Array | int = 0,
+        *,
+        lower_draws: Array | int = 0,
+        upper_draws: Array | int = 0,
+        deferred: bool = False,
+    ) -> Cost:
+        """What a lower or adjoint slot spent.
+
+        Every projection is one round in a federation, and sends one vector like y. A `deferred`
+        projection shares the round at the end of the outer step.
+        """
+        rounds = rounds_of(self.problem.lower_set, projections)
+        samples = self._samples(lower_draws, upper_draws)
+        return Cost(projections, *samples, rounds=0 if deferred else rounds, sent_y=rounds)
+
+    def upper_cost(
+        self,
+        projections: Array | int = 0,
+        *,
+        rounds: Array | int | None = None,
+        lower_draws: Array | int = 0,
+        upper_draws: Array | int = 0,
+    ) -> Cost:
+        """What an upper slot spent; `rounds` where fewer than its projections cross clients."""
+        crossing = projections if rounds is None else rounds
+        sent = rounds_of(self.problem.upper_set, crossing)
+        samples = self._samples(lower_draws, upper_draws)
+        return Cost(projections, *samples, rounds=sent, sent_x=sent)
+
+    def _samples(
+        self, lower_draws: Array | int, upper_draws: Array | int
+    ) -> tuple[Array | int, Array | int]:
+        upper = upper_draws * batch_size(self.problem.upper_samples)
+        return upper, lower_draws * batch_size(self.problem.lower_samples)

@@ -1,8 +1,6 @@
 """The compiled part of a run: many outer steps in one program, with what they recorded."""
 
-import collections
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +9,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.algorithms._alternating import Alternating, State
-from aipod.problem._bilevel import Bilevel
-from aipod.slots._cost import Counts
-from aipod.solving._solution import RECORDED, scalar_columns
+from aipod.algorithms import Alternating, State
+from aipod.problem import Bilevel
+from aipod.slots import Counts
+from aipod.solving._history import scalar_columns
+from aipod.solving._ledger import RECORDED
 
 # Rows that one chunk can record before it returns to Python.
 ROWS = 256
+# A chunk ends when one of its 32-bit counts gets this far; one more step then cannot overflow it,
+# unless that step alone spends a billion samples.
+FULL = 2**30
 # Outer steps between two looks at whether all is finite; a look takes as long as some small steps.
 STRIDE = 256
 
@@ -63,7 +65,8 @@ def _finite_parts(state: State) -> Array:
     return jnp.stack([finite(part) for part in _parts(state)])
 
 
-def _measure(record: Record | None, state: State) -> dict[str, Array]:
+def measured(record: Record | None, state: State) -> dict[str, Array]:
+    """One row: the step, the counts, the curvature, and what `record` returns."""
     fields = [field.name for field in dataclasses.fields(Counts)]
     row: dict[str, Any] = {"step": state.step}
     row |= {name: getattr(state.counts, name) for name in fields}
@@ -75,7 +78,7 @@ def _measure(record: Record | None, state: State) -> dict[str, Array]:
     return row | {name: jnp.asarray(value) for name, value in metrics.items()}
 
 
-def _run_chunk(
+def run_chunk(
     problem: Bilevel,
     solver: Alternating,
     record: Record | None,
@@ -92,9 +95,14 @@ def _run_chunk(
     def spent(state: State) -> Array:
         return state.counts.projections >= limits.projections
 
+    def over(state: State) -> Array:
+        """Whether Python must take over the counts, or the projections are spent."""
+        counts = jnp.stack(jax.tree.leaves(state.counts))
+        return spent(state) | (jnp.max(counts) >= FULL)
+
     def steps_to(target: Array, state: State) -> State:
         return jax.lax.while_loop(
-            lambda state: (state.step < target) & ~spent(state),
+            lambda state: (state.step < target) & ~over(state),
             lambda state: solver.traced_step(problem, state, key),
             state,
         )
@@ -104,7 +112,7 @@ def _run_chunk(
 
         def going(carry: tuple[State, Array, Array, Array]) -> Array:
             state, live, _, _ = carry
-            return live & (state.step < target) & ~spent(state)
+            return live & (state.step < target) & ~over(state)
 
         def advance(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
             old, _, _, stride = carry
@@ -124,16 +132,16 @@ def _run_chunk(
         return Chunk(state, rows, chunk.count + due, finite, culprit, converged)
 
     def write(chunk: Chunk, state: State) -> tuple[dict[str, Array], Array]:
-        row = _measure(record, state)
+        row = measured(record, state)
         rows = {name: buffer.at[chunk.count].set(row[name]) for name, buffer in chunk.rows.items()}
         within = [row[name] <= value for name, value in limits.tolerance.items()]
         return rows, jnp.all(jnp.stack(within)) if within else jnp.asarray(False)
 
     def going(chunk: Chunk) -> Array:
-        live = (chunk.state.step < limits.end) & ~spent(chunk.state)
+        live = (chunk.state.step < limits.end) & ~over(chunk.state)
         return live & chunk.finite & ~chunk.converged & (chunk.count < ROWS)
 
-    shapes = jax.eval_shape(lambda s: _measure(record, s), state)
+    shapes = jax.eval_shape(lambda s: measured(record, s), state)
     rows = {name: jnp.zeros((ROWS, *s.shape), s.dtype) for name, s in shapes.items()}
     if unknown := set(limits.tolerance) - set(rows):
         raise ValueError(
@@ -145,71 +153,3 @@ def _run_chunk(
     state = eqx.tree_at(lambda s: s.counts, state, Counts.zero())
     chunk = Chunk(state, rows, jnp.zeros((), jnp.int32), yes, jnp.zeros((), jnp.int32), no)
     return jax.lax.while_loop(going, to_next_row, chunk)
-
-
-# What XLA does better on a CPU than by default, with jaxlib 0.10:
-# - one piece of code for each core; its 32 pieces take longer to compile on few cores;
-# - matrix products by Eigen, at 82 GFLOP/s on one core where the YNN library reaches 65.
-_CPU_OPTIONS: dict[str, Any] = {
-    "xla_cpu_parallel_codegen_split_count": os.cpu_count() or 1,
-    "xla_cpu_experimental_ynn_fusion_type": "",
-}
-
-
-def _compile(lowered: Any) -> Any:
-    if jax.default_backend() != "cpu":
-        return lowered.compile()
-    try:
-        return lowered.compile(_CPU_OPTIONS)
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
-            raise
-        return lowered.compile()  # another jaxlib, which has other options
-
-
-class Program:
-    """The compiled chunk. Arrays that user functions captured become its arguments as well.
-
-    Captured arrays would otherwise be constants of the program, which costs compile time and
-    memory in proportion to the data.
-    """
-
-    def __init__(self, static: PyTree, arguments: tuple[PyTree, ...]) -> None:
-        def chunk(arrays: PyTree, state: State, key: PRNGKeyArray, limits: Limits) -> Chunk:
-            problem, solver, record = eqx.combine(arrays, static)
-            return _run_chunk(problem, solver, record, state, key, limits)
-
-        closed, shapes = jax.make_jaxpr(chunk, return_shape=True)(*arguments)
-
-        def flat(captured: list[Array], *leaves: Array) -> list[Array]:
-            return jax.core.eval_jaxpr(closed.jaxpr, captured, *leaves)
-
-        self.captured = closed.consts
-        self._structure = jax.tree.structure(shapes)
-        leaves = jax.tree.leaves(arguments)
-        self.compiled = _compile(jax.jit(flat).lower(self.captured, *leaves))
-
-    def __call__(self, *arguments: PyTree) -> Chunk:
-        leaves = jax.tree.leaves(arguments)
-        return jax.tree.unflatten(self._structure, self.compiled(self.captured, *leaves))
-
-
-# The newest programs, so that the next seed of a problem compiles nothing. Few, since each keeps
-# alive what the user's functions captured.
-_PROGRAMS: collections.OrderedDict[Any, Program] = collections.OrderedDict()
-_PROGRAMS_KEPT = 4
-
-
-def program_for(static: PyTree, arguments: tuple[PyTree, ...]) -> Program:
-    """The program for these functions and these shapes, compiled unless it is at hand."""
-    leaves, structure = jax.tree.flatten(static)
-    avals = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(arguments))
-    name = (structure, tuple(leaves), jax.tree.structure(arguments), avals, ROWS)
-    try:
-        found = _PROGRAMS.pop(name, None)
-    except TypeError:  # a part that cannot be hashed: nothing to find it by
-        return Program(static, arguments)
-    _PROGRAMS[name] = found or Program(static, arguments)
-    while len(_PROGRAMS) > _PROGRAMS_KEPT:
-        _PROGRAMS.popitem(last=False)
-    return _PROGRAMS[name]

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from aipod.solving._solution import History, Ledger
+from aipod.solving._history import History
+from aipod.solving._ledger import FIELDS, Ledger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Progress:
             f"{self.steps_per_second:,.0f} steps/s",
             f"{self.ledger.projections:,} projections",
         ]
-        counts = {"step", "samples", *dataclasses.asdict(self.ledger)}
+        counts = {"step", "samples", *FIELDS}
         parts += [f"{k} {v:.4g}" for k, v in self.metrics.items() if k not in counts]
         return ", ".join(parts)
 

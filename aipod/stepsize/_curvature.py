@@ -1,6 +1,5 @@
-"""The largest curvature of the lower level, followed through a run by a warm power iteration."""
+"""`Curvature` steps, and the power iteration that follows the largest curvature through a run."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -9,57 +8,60 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import draw
+from aipod.problem import Bilevel, draw
 from aipod.sets import AbstractSet
-from aipod.stepsize._stepsize import Curvature, StepSize
+from aipod.stepsize._checks import check_positive, check_steps
+from aipod.stepsize._power import power_iteration
 
 # Power iterations before the very first estimate, when there is no warm start yet.
 _COLD_ITERATIONS = 30
 
 
-def power_iteration(
-    matvec: Callable[[PyTree], PyTree],
-    start: PyTree,
-    iterations: int | Array,
-    *,
-    per_client: bool = False,
-) -> tuple[Array, PyTree]:
-    """The size of a map's largest eigenvalue, and its vector; symmetric in some inner product.
+class Curvature(eqx.Module):
+    """The step min(cap, safety / l_max), with l_max the largest curvature of the lower objective.
 
-    With `per_client` the map acts on each entry of the leading axis alone, and so is iterated.
+    l_max is the largest eigenvalue (in size) of grad_yy g on the current minibatch, found by
+    `iterations` power iterations per outer step, each started from the vector of the step before.
+    The Hessian is not projected, since the skipped steps of ProxSkip are not.
+
+    In a federation every client iterates with its own Hessian, and the step follows the largest of
+    their estimates. The maximum rides on an existing round, so each step uses the previous value;
+    the first costs one exchange.
+
+    **Arguments:**
+
+    - `safety`: a factor on the step; below 1 is more careful.
+    - `cap`: the longest step, for flat problems.
+    - `iterations`: power iterations per outer step.
+    - `tempered`: in `OneRound`, the lower level of E3-AiPOD, take shorter steps where the local
+        ones undo each other, that is where they follow noise. Other slots ignore it.
+
+    !!! example
+        ```python
+        solver = aipod.AiPOD(upper_lr=0.02, lower_lr=aipod.Curvature(safety=0.5))
+        ```
     """
-    dtype = jnp.result_type(*jax.tree.leaves(start))
-    tiny = jnp.finfo(dtype).tiny
 
-    def norm(tree: PyTree) -> Array:
-        return jax.vmap(optax.tree.norm)(tree) if per_client else optax.tree.norm(tree)
+    safety: float = 1.0
+    cap: float = 1.0
+    iterations: int = eqx.field(static=True, default=4)
+    tempered: bool = eqx.field(static=True, default=True)
 
-    def unit(tree: PyTree, size: Array, fallback: PyTree) -> PyTree:
-        def scaled(leaf: Array, other: Array) -> Array:
-            beside = size.reshape(size.shape + (1,) * (leaf.ndim - size.ndim)).astype(leaf.dtype)
-            return jnp.where(beside > 0, leaf / jnp.maximum(beside, tiny), other)
+    def __check_init__(self) -> None:
+        for name in ("safety", "cap"):
+            check_positive(getattr(self, name), f"Curvature: {name}")
+        check_steps(self.iterations, "Curvature: iterations")
 
-        return jax.tree.map(scaled, tree, fallback)
+    def value(self, estimate: Array | None) -> Array:
+        """The step for an estimate of l_max."""
+        if estimate is None:
+            raise ValueError("a Curvature step size needs an estimate of the curvature.")
+        tiny = jnp.finfo(estimate.dtype).tiny
+        return jnp.minimum(self.cap, self.safety / jnp.maximum(estimate, tiny))
 
-    def body(_: Any, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
-        _, vector = carry
-        image = matvec(vector)
-        size = norm(image)
-        # A zero image (a flat objective) keeps the vector, so that a later step can start from it.
-        return size, unit(image, size, vector)
-
-    sizes = norm(start)
-    begin = (jnp.zeros_like(sizes, dtype), unit(start, sizes, start))
-    return jax.lax.fori_loop(0, iterations, body, begin)
-
-
-def hessian_product(
-    objective: Callable[[PyTree], Array], y: PyTree, v: PyTree, damping: float = 0.0
-) -> PyTree:
-    """(grad_yy objective(y) + damping I) v, without forming a Hessian."""
-    product = jax.jvp(jax.grad(objective), (y,), (v,))[1]
-    return optax.tree.add_scale(product, damping, v) if damping else product
+    def halved(self) -> str:
+        """A more careful choice, as text."""
+        return f"Curvature(safety={float(self.safety) / 2:.3g})"
 
 
 class CurvatureState(eqx.Module):
@@ -69,17 +71,17 @@ class CurvatureState(eqx.Module):
     estimate: Array
 
 
-def curvature_iterations(*rates: StepSize | None) -> int:
+def curvature_iterations(*lrs: Any) -> int:
     """The power iterations that the most demanding of these step sizes asks for; 0 for none."""
-    return max((r.iterations for r in rates if isinstance(r, Curvature)), default=0)
+    return max((lr.iterations for lr in lrs if isinstance(lr, Curvature)), default=0)
 
 
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
-    """A start without structure, the same in every run: init has no key to spend."""
+    """A fixed pseudo-random start (`init` has no key)."""
     noise = jax.random.normal
     key = jax.random.key(0)
     if lower_set.per_client:
-        # The same for every client, none of which then depends on how many there are.
+        # The same for every client, so that it does not depend on their number.
         one = jax.tree.map(lambda leaf: leaf[0], y)
         drawn = optax.tree.random_like(key, one, noise)
         vector = jax.tree.map(lambda leaf, v: jnp.broadcast_to(v, leaf.shape), y, drawn)
@@ -100,7 +102,7 @@ def curvature_update(
 ) -> tuple[CurvatureState, Array]:
     """Warm-started power iterations on grad_yy g at (x, y) and one batch.
 
-    The new state, and the estimate that this outer step may use.
+    Returns the new state, and the estimate that this outer step may use.
     """
     objective, samples = problem.lower_at(x, draws=1)
     batch = draw(samples, key)

@@ -12,7 +12,6 @@ import pytest
 
 import aipod
 from aipod._misc.keys import subkey, subkeys
-from aipod.problem._scope import constrained
 from tests import problems
 from tests.slots.test_paper import KEY, Draws
 
@@ -342,8 +341,8 @@ def test_what_a_method_cannot_do_it_refuses(solver, case, message):
 
 def test_a_product_of_free_parts_is_free():
     free = aipod.Product({"a": aipod.Free(), "b": aipod.Product([aipod.Free()])})
-    assert not constrained(free)
-    assert constrained(aipod.Product({"a": aipod.Free(), "b": aipod.Budget(1.0)}))
+    assert not free.constrained
+    assert aipod.Product({"a": aipod.Free(), "b": aipod.Budget(1.0)}).constrained
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,14 @@ def test_the_fixed_points_are_the_exact_solution():
     assert float(end.state.adjoint.damping) == 0
 
 
-class Forgetful(aipod.ProxSkip):
+class Forgetful(aipod.OneRound):
     """The lower level without its correction r."""
 
     def settle(self, turn, state):
         return super().settle(turn, state)[0], state
 
 
-class ForgetfulAdjoint(aipod.ProxSkipAdjoint):
+class ForgetfulAdjoint(aipod.OneRoundAdjoint):
     """The adjoint without its correction e."""
 
     def settle(self, turn, state):
@@ -109,10 +109,10 @@ class ForgetfulAdjoint(aipod.ProxSkipAdjoint):
 def test_without_a_correction_it_stalls(kind):
     solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5)
     if kind == "r":
-        lower = Forgetful(solver.lower.lr, solver.lower.steps, None)
+        lower = Forgetful(solver.lower.lr, solver.lower.steps)
         solver = dataclasses.replace(solver, lower=lower)
     else:
-        adjoint = ForgetfulAdjoint(5, solver.adjoint.lr, None, True, None)
+        adjoint = ForgetfulAdjoint(5, solver.adjoint.lr)
         solver = dataclasses.replace(solver, adjoint=adjoint)
     assert error(FEDERATION, solved(FEDERATION, solver, 300)) > 1e-2
 

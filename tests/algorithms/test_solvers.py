@@ -8,10 +8,9 @@ import optax
 import pytest
 
 import aipod
-from aipod.slots._cost import Cost
+from aipod.slots import Cost, Turn
 from aipod.slots._proxskip import proxskip
-from aipod.slots._turn import Turn
-from aipod.slots.lower._proxskip import AbstractLower
+from aipod.slots.lower import AbstractLower
 from tests.problems import CASES, orthonormal_rows, positive_definite, repeat_rows
 
 KEY = jax.random.key(11)
@@ -128,7 +127,7 @@ class UncorrectedSkip(AbstractLower):
                 problem.lower_set.at(x),
                 y,
                 optax.tree.zeros_like(y),
-                rate=self.lr,
+                lr=self.lr,
                 probability=self.prob,
                 steps=1,
                 key=key,

@@ -12,7 +12,7 @@ from aipod.cli import _rates, _table1
 from aipod.experiments.studies import rate_settings, rates, table1
 from aipod.experiments.studies.exponents import Exponent, cost_at, fit
 from aipod.experiments.studies.horizon import Curve, Setting, sweep
-from aipod.problem._samplers import batch_size
+from aipod.problem import batch_size
 from tests import problems
 
 KS = np.array([100, 300, 1000, 3000, 10_000])

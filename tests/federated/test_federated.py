@@ -10,7 +10,7 @@ import pytest
 import aipod
 from aipod import federated
 from aipod._misc.keys import coins, subkeys
-from aipod.slots._turn import Turn
+from aipod.slots import Turn
 
 KEY = jax.random.key(5)
 

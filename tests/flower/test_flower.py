@@ -30,7 +30,7 @@ from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL, Table, empty
 from aipod.flower._parcel import Parcel, from_bytes, to_bytes
 from aipod.flower._post import LARGE, from_records, to_records
 from aipod.flower._privacy import Guard
-from aipod.problem._samplers import ClientMinibatches
+from aipod.problem import ClientMinibatches
 from aipod.report.collect import collect
 from aipod.sets import Consensus
 from aipod.sets._consensus import _SomeClients

@@ -413,13 +413,14 @@ ADJOINT = [
 @pytest.fixture
 def nothing_compiles(monkeypatch):
     """The compiled programs replaced by a failure: whoever reaches them checked too late."""
-    module = importlib.import_module("aipod._hypergradient._exact")
+    exact = importlib.import_module("aipod._hypergradient._exact")
+    estimate = importlib.import_module("aipod._hypergradient._estimate")
 
     def too_late(*args):
         pytest.fail("the input was not checked before compilation")
 
-    monkeypatch.setattr(module, "_newton", too_late)
-    monkeypatch.setattr(module, "_hypergradient", too_late)
+    monkeypatch.setattr(exact, "_newton", too_late)
+    monkeypatch.setattr(estimate, "_hypergradient", too_late)
 
 
 @pytest.mark.usefixtures("nothing_compiles")

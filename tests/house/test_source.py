@@ -38,7 +38,7 @@ MODULES = ("jax", "jnp", "np", "numpy", "scipy", "jsp", "linalg", "lx", "lineax"
 
 # `Direct` is dense by design, and `DenseMap` is factored once, when a set is made.
 ALLOWED = {
-    ("slots/adjoint/_neumann.py", "Direct.solve"),
+    ("slots/adjoint/_direct.py", "Direct.solve"),
     ("sets/_linear.py", "DenseMap.__init__"),
     # The random matrices of an experiment, made once.
     ("experiments/tasks/synthetic.py", "orthonormal_rows"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import aipod
-from aipod.problem._samplers import batch_size, draw, expected
+from aipod.problem import batch_size, draw, expected
 
 DATA = {"index": jnp.arange(10), "value": 10.0 * jnp.arange(10.0)[:, None]}
 

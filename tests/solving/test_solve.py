@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import aipod
-from aipod.solving._checkpoint import CheckpointError
+from aipod.solving import CheckpointError
 from tests.problems import synthetic, synthetic_matrices
 
 # Bits are compared here, so programs must be those that users get.
@@ -72,7 +72,7 @@ def test_history_and_ledger_tell_what_the_bare_steps_did():
 def test_chunks_and_recording_never_change_a_trajectory(monkeypatch):
     reference = solve(60, every=60)
     for every, seconds in ((1, 0.5), (7, 1e-9), (60, 1e-9)):
-        monkeypatch.setitem(aipod.solve.__globals__, "_CHUNK_SECONDS", seconds)
+        monkeypatch.setattr("aipod.solving._run._CHUNK_SECONDS", seconds)
         other = solve(60, every=every)
         np.testing.assert_array_equal(other.x, reference.x)
         np.testing.assert_array_equal(other.y, reference.y)
@@ -257,8 +257,8 @@ def test_progress_reports(capsys):
 
 def test_captured_arrays_are_arguments_of_the_program():
     """A 3 MB array in a user's closure must not become a constant of the compiled program."""
-    from aipod.solving._chunk import Program
-    from aipod.solving._solve import _Run
+    from aipod.solving._programs import Program
+    from aipod.solving._run import Run
 
     big = jnp.asarray(np.random.default_rng(0).normal(size=(50_000, 8)))
     problem = aipod.Bilevel(
@@ -267,9 +267,9 @@ def test_captured_arrays_are_arguments_of_the_program():
     )
     solver = aipod.AiPOD(upper_lr=0.1)
     state = solver.init(problem, jnp.ones(8), jnp.ones(8))
-    run = _Run(problem, solver, state, KEY, None, 10, 10, aipod.Stop())
+    run = Run(problem, solver, state, KEY, None, 10, 10, aipod.Stop())
     arrays, static = eqx.partition((problem, solver, None), eqx.is_array)
-    program = Program(static, (arrays, state, KEY, run.limits(10)))
+    program = Program(static, (arrays, state, KEY, run._limits(10)))
     assert any(leaf.shape == big.shape for leaf in program.captured)
     assert len(program.compiled.as_text()) < 2e6
 

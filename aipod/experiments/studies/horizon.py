@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.algorithms._alternating import Alternating
-from aipod.problem._bilevel import Bilevel
+from aipod.algorithms import Alternating
+from aipod.problem import Bilevel
 
 # Errors are looked at so often in a run, closer together at its beginning, where they change most.
 _POINTS = 256

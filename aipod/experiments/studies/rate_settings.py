@@ -12,14 +12,12 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 import aipod
-from aipod._hypergradient._exact import implicit_term, upper_gradient
-from aipod.algorithms._alternating import Alternating
+from aipod.algorithms import Alternating
 from aipod.experiments.studies.horizon import Setting
 from aipod.experiments.tasks import synthetic
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import expected
-from aipod.slots._turn import Turn
-from aipod.stepsize._stepsize import Rates, theory
+from aipod.problem import Bilevel, expected, grad_x_upper, implicit_term
+from aipod.slots import Turn
+from aipod.stepsize import Rates, theory
 
 _SIZE, _RANK, _NOISE = 20, 5, 0.1
 
@@ -124,7 +122,7 @@ def logistic() -> Setting:
         x, y = problem.upper_set.project(x), problem.lower_set.project(y)
         y = jax.lax.fori_loop(0, 5, lambda _, y: y - _dense(newton, x, y, *twice), y)
         z = _dense(problem, x, y, *batches)
-        slope = upper_gradient(problem, x, y, batches[0])
+        slope = grad_x_upper(problem, x, y, batches[0])
         slope = slope + implicit_term(problem, x, y, z, *batches)
         return jnp.sum(problem.upper_set.tangent(slope) ** 2)
 

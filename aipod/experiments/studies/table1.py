@@ -14,14 +14,12 @@ import numpy as np
 from jaxtyping import Array
 
 import aipod
-from aipod.algorithms._alternating import Alternating
-from aipod.algorithms._table1 import rule
+from aipod.algorithms import Alternating
 from aipod.experiments.studies.exponents import cost_at, fit
 from aipod.experiments.studies.horizon import Curve, Setting, sweep
 from aipod.experiments.studies.rate_settings import arrays
 from aipod.experiments.tasks import synthetic
-from aipod.problem._scope import constrained
-from aipod.stepsize._stepsize import theory
+from aipod.stepsize import rule, theory
 
 ACCURACIES = (0.3, 0.1, 0.03)
 # Which levels are constrained, and whether x moves the constraint on y.
@@ -143,7 +141,7 @@ COSTS = ("samples", "upper projections", "lower projections")
 def costs(case: Setting, curve: Curve) -> dict[str, np.ndarray]:
     """For each K. Only a constrained level has projections: on a free one nothing is projected."""
     counts = curve.counts
-    on_x, on_y = constrained(case.problem.upper_set), constrained(case.problem.lower_set)
+    on_x, on_y = case.problem.upper_set.constrained, case.problem.lower_set.constrained
     upper = counts["upper_projections"] * on_x + counts["adjoint_projections"] * on_y
     return dict(zip(COSTS, (curve.samples, upper, counts["lower_projections"] * on_y), strict=True))
 

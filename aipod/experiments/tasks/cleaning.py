@@ -20,8 +20,7 @@ from jaxtyping import Array
 
 from aipod.data import load
 from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import Minibatches
+from aipod.problem import Bilevel, Minibatches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -27,7 +27,7 @@ from aipod.experiments.tasks.images import (
     published,
     squared_norm,
 )
-from aipod.problem._bilevel import Composite
+from aipod.problem import Composite
 
 
 @dataclasses.dataclass(frozen=True)

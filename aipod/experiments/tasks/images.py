@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from aipod import data, federated
 from aipod.experiments.base import Columns, option
 from aipod.federated import IID, Dirichlet, Shards
-from aipod.problem._bilevel import Bilevel, Objective
+from aipod.problem import Bilevel, Objective
 
 # One layer, weights first. A network is a list of them.
 Layer = tuple[Array, Array]

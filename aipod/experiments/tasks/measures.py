@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._hypergradient._exact import exact_lower, hypergradient
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import draw
-from aipod.slots.adjoint._neumann import ConjugateGradient
+from aipod._hypergradient import exact_lower, hypergradient
+from aipod.problem import Bilevel, draw
+from aipod.slots.adjoint import ConjugateGradient
 
 
 def exactly(problem: Bilevel, x: PyTree, y: PyTree) -> tuple[PyTree, dict[str, Array]]:

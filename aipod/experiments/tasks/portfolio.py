@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from aipod._hypergradient._exact import exact_lower
+from aipod._hypergradient import exact_lower
 from aipod.experiments import facts
 from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
 from aipod.experiments.tasks.measures import exactly
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import Minibatches
+from aipod.problem import Bilevel, Minibatches
 from aipod.sets import Affine, Budget, Free, Product
 
 if TYPE_CHECKING:

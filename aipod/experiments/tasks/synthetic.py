@@ -17,8 +17,7 @@ from jaxtyping import Array
 
 from aipod._misc.tree import to_device
 from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task, option
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import Noise
+from aipod.problem import Bilevel, Noise
 from aipod.sets import AbstractSet, Affine, Free
 
 

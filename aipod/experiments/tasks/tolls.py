@@ -32,8 +32,7 @@ from aipod.experiments.tasks.roads import (
     without_rare,
 )
 from aipod.experiments.tasks.roads_picture import draw_roads
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import Minibatches
+from aipod.problem import Bilevel, Minibatches
 from aipod.sets import Budget, Flow
 
 if TYPE_CHECKING:

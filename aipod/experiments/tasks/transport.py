@@ -23,8 +23,7 @@ from jaxtyping import Array
 from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
 from aipod.experiments.tasks.entropy import entropy, logarithm
 from aipod.experiments.tasks.measures import exactly
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import Minibatches
+from aipod.problem import Bilevel, Minibatches
 from aipod.sets import Affine, Budget, Product
 
 if TYPE_CHECKING:

@@ -1,22 +1,19 @@
-"""The first-order penalty method's slots: the hypergradient as a difference of gradients."""
+"""The adjoint of first-order penalty methods: a difference quotient of lower solutions."""
 
 from typing import Any
 
 import equinox as eqx
-import jax
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._hypergradient._exact import upper_gradient
-from aipod._misc.tree import axpy, cast_like
-from aipod.problem._bilevel import Bilevel, Constant
-from aipod.problem._samplers import batch_size, draw
+from aipod._misc.keys import subkeys
+from aipod._misc.tree import cast_like
+from aipod.problem import Bilevel, Constant, batch_size, draw
 from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
-from aipod.slots.adjoint._neumann import AbstractAdjoint
-from aipod.slots.lower._proxskip import AbstractLower
-from aipod.slots.upper._every import AbstractUpper, check_one_of, check_upper_rate, optimizer_step
-from aipod.stepsize._stepsize import StepSize, check_rate
+from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.lower import AbstractLower
+from aipod.stepsize import StepSize, check_positive
 
 
 class _Penalised(eqx.Module):
@@ -53,10 +50,10 @@ class PerturbedLower(AbstractAdjoint):
     delta: float = 1e-2
 
     def __check_init__(self) -> None:
-        check_rate(self.delta, "perturbation (delta)")
+        check_positive(self.delta, "perturbation (delta)")
 
     @property
-    def rate(self) -> StepSize:
+    def lr(self) -> StepSize:
         return self.lower.lr
 
     def _perturbed(self, problem: Bilevel, batches: Any) -> Bilevel:
@@ -73,77 +70,25 @@ class PerturbedLower(AbstractAdjoint):
         return y, self.lower.init(problem, x, y)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y, rates, key = turn
+        problem, x, y = turn.problem, turn.x, turn.y
         start, kept = state
-        lower_batch = draw(problem.lower_samples, key)
+        sample_key, key = subkeys(turn.key, 2)
+        lower_batch = draw(problem.lower_samples, sample_key)
         perturbed = self._perturbed(problem, (upper_batch, lower_batch))
-        moved, kept, cost = self.lower.run(Turn(perturbed, x, start, rates, key), kept)
+        inner = Turn(perturbed, x, start, turn.rates, key)
+        moved, kept, cost = self.lower.run(inner, kept)
+        # A slot that leaves its projection to the end of the outer step would leave y_delta off
+        # the set, where the quotient means nothing.
+        rounds = cost.rounds
+        if self.lower.deferred:
+            moved, kept = self.lower.settle(inner._replace(y=moved), kept)
+            rounds = rounds + rounds_of(problem.lower_set, 1)
         z = optax.tree.scale(1 / self.delta, optax.tree.sub(y, moved))
         spent = Cost(
             cost.projections,
             upper_samples=cost.lower_samples * batch_size(problem.upper_samples),
             lower_samples=cost.lower_samples * batch_size(problem.lower_samples),
-            rounds=cost.rounds,
+            rounds=rounds,
             sent_y=cost.sent_y,
         )
         return cast_like(z, y), (moved, kept), spent
-
-
-class DifferenceStep(AbstractUpper):
-    """One projected step along a hypergradient that is a difference of first derivatives.
-
-        V(t, p) = d/dx g(x, t(x)) + p delta d/dx f(x_, t(x)),   t(x) moving as the set does
-        x <- project_x(x - alpha (grad_x f(x, y) + (V(y - delta z, 1) - V(y, 0)) / delta))
-
-    x_ is x held fixed. In place of -grad_xy g z + L' (grad_y f - grad_yy g z), to which it tends
-    with delta; the multipliers of the constraint are eliminated as everywhere in this library.
-
-    **Arguments:**
-
-    - `lr` [alpha]: the step size; or
-    - `optimizer`: an `optax.GradientTransformation`.
-    - `delta`: the perturbation behind z.
-
-    !!! example
-        ```python
-        upper = aipod.DifferenceStep(lr=0.1, delta=1e-3)
-        ```
-    """
-
-    lr: StepSize | None = None
-    optimizer: optax.GradientTransformation | None = None
-    delta: float = 1e-2
-
-    def __check_init__(self) -> None:
-        check_upper_rate(self.lr)
-        check_rate(self.delta, "perturbation (delta)")
-        check_one_of(self.lr, self.optimizer)
-
-    def update(
-        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
-    ) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y, rates, key = turn
-        lower_batch = draw(problem.lower_samples, key)
-
-        def value(moving: PyTree, point: PyTree, share: float) -> Array:
-            followed = problem.lower_set.follow(point, moving)
-            total = problem.lower(moving, followed, lower_batch)
-            if share and problem.lower_set.coupled:
-                total = total + self.delta * problem.upper(x, followed, batch)
-            return total
-
-        there = jax.grad(value)(x, axpy(y, -self.delta, z), 1.0)
-        here = jax.grad(value)(x, y, 0.0)
-        through = optax.tree.scale(1 / self.delta, optax.tree.sub(there, here))
-        direction = optax.tree.add(upper_gradient(problem, x, y, batch), through)
-        direction = problem.upper_set.riesz(direction)
-        upper_set = problem.upper_set.for_round(key)
-        rounds = rounds_of(problem.upper_set, 1)
-        spent = batch_size(problem.lower_samples)
-        cost = Cost(1, lower_samples=spent, rounds=rounds, sent_x=rounds)
-        if self.optimizer is not None:
-            along = cast_like(upper_set.tangent(direction), x)
-            x, state = optimizer_step(problem, self.optimizer, along, state, x)
-            return x, state, cost
-        moved = upper_set.project(axpy(x, -rates(self.lr), direction))
-        return cast_like(moved, x), state, cost

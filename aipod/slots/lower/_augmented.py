@@ -7,13 +7,18 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import batch_size, draw
+from aipod.problem import Bilevel, draw
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
-from aipod.slots.lower._proxskip import AbstractLower
-from aipod.stepsize._curvature import power_iteration
-from aipod.stepsize._stepsize import Curvature, StepSize, check_rate, check_steps
+from aipod.slots.lower._base import AbstractLower
+from aipod.stepsize import (
+    Curvature,
+    StepSize,
+    check_lr,
+    check_positive,
+    check_steps,
+    power_iteration,
+)
 
 # Enough for the norm of a constraint matrix; it is found once, when a run begins.
 _NORM_ITERATIONS = 100
@@ -56,9 +61,9 @@ class AugmentedLagrangian(AbstractLower):
     steps: int = eqx.field(static=True, default=10_000)
 
     def __check_init__(self) -> None:
-        check_rate(self.lr, "lower_lr")
-        check_rate(self.penalty, "penalty (sigma)")
-        check_rate(self.tolerance, "tolerance")
+        check_lr(self.lr, "lower_lr")
+        check_positive(self.penalty, "penalty (sigma)")
+        check_positive(self.tolerance, "tolerance")
         check_steps(self.steps, "lower_steps")
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
@@ -74,10 +79,10 @@ class AugmentedLagrangian(AbstractLower):
         return _State(optax.tree.zeros_like(residual), norm)
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y, rates, key = turn
-        batch = draw(problem.lower_samples, key)
-        lower_set = problem.lower_set.at(x)
-        length = _SAFETY / (1 / rates(self.lr) + self.penalty * state.norm)
+        problem, x, y = turn.problem, turn.x, turn.y
+        batch = draw(problem.lower_samples, turn.key)
+        lower_set = turn.lower_set
+        length = _SAFETY / (1 / turn.lr(self.lr) + self.penalty * state.norm)
 
         def residual(point: PyTree) -> PyTree:
             return lower_set.residual(point, x)
@@ -114,5 +119,4 @@ class AugmentedLagrangian(AbstractLower):
         zero = jnp.zeros((), jnp.int32)
         start = (y, state.multipliers, slope(y, state.multipliers), zero)
         y, multipliers, _, count = jax.lax.while_loop(unsolved, multiply, start)
-        spent = (count + 1) * batch_size(problem.lower_samples)
-        return y, _State(multipliers, state.norm), Cost(lower_samples=spent)
+        return y, _State(multipliers, state.norm), turn.lower_cost(lower_draws=count + 1)

@@ -4,14 +4,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from aipod._misc.keys import subkey
+from aipod._misc.keys import round_key, subkey
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import batch_size, draw
-from aipod.slots._cost import Cost, rounds_of
+from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
-from aipod.slots.lower._proxskip import AbstractLower
-from aipod.stepsize._stepsize import Curvature, StepSize, check_rate
+from aipod.slots.lower._base import AbstractLower
+from aipod.stepsize import Curvature, StepSize, check_lr, check_not_negative, check_positive
 
 
 class GrowingSGD(AbstractLower):
@@ -36,29 +34,20 @@ class GrowingSGD(AbstractLower):
     decay: float = 0.0
 
     def __check_init__(self) -> None:
-        check_rate(self.lr, "lower_lr")
-        check_rate(self.growth, "growth")
-        if not 0 <= float(self.decay) < float("inf"):
-            raise ValueError(f"decay must be 0 or more, got {float(self.decay)}.")
-
-    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        return None
+        check_lr(self.lr, "lower_lr")
+        check_positive(self.growth, "growth")
+        check_not_negative(self.decay, "decay")
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y, rates, key = turn
-        rate = rates(self.lr)
-        lower_set = problem.lower_set.at(x)
-        objective, samples = problem.lower_at(x, draws=1)
-        steps = jnp.ceil(self.growth * jnp.sqrt(rates.step + 1.0)).astype(jnp.int32)
+        lr, lower_set, key = turn.lr(self.lr), turn.lower_set, turn.key
+        gradient = turn.lower_gradient()
+        steps = jnp.ceil(self.growth * jnp.sqrt(turn.step + 1.0)).astype(jnp.int32)
 
         def body(t: Array, point: PyTree) -> PyTree:
-            step_key = subkey(key, t)
-            gradient = jax.grad(objective)(point, draw(samples, step_key))
-            length = rate / (1 + self.decay * t)
-            moved = axpy(point, -length, lower_set.riesz(gradient))
-            return cast_like(lower_set.for_round(subkey(step_key, 1)).project(moved), point)
+            length = lr / (1 + self.decay * t)
+            moved = axpy(point, -length, gradient(point, subkey(key, t)))
+            chosen = lower_set.for_round(round_key(key, t))
+            return cast_like(chosen.project(moved), point)
 
-        y = jax.lax.fori_loop(0, steps, body, y)
-        rounds = rounds_of(lower_set, steps)
-        spent = steps * batch_size(problem.lower_samples)
-        return y, state, Cost(steps, lower_samples=spent, rounds=rounds, sent_y=rounds)
+        y = jax.lax.fori_loop(0, steps, body, turn.y)
+        return y, state, turn.lower_cost(steps, lower_draws=steps)

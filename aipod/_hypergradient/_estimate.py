@@ -1,0 +1,60 @@
+"""The hypergradient at any (x, y), with any adjoint."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from aipod._misc.keys import as_key, subkeys
+from aipod._misc.tree import as_arrays, is_concrete
+from aipod.problem import Bilevel, draw, grad_x_upper, implicit_term
+from aipod.slots._turn import Turn
+from aipod.slots.adjoint import AbstractAdjoint, ConjugateGradient
+from aipod.stepsize import Rates, curvature_init, curvature_iterations, curvature_update
+
+
+def hypergradient(
+    problem: Bilevel,
+    x: PyTree,
+    y: PyTree,
+    adjoint: AbstractAdjoint = ConjugateGradient(),
+    *,
+    key: PRNGKeyArray | None = None,
+) -> PyTree:
+    """grad F at x, as it is when y solves the lower level (`eq.F_grad`, `eq.y_grad`).
+
+    **Arguments:**
+
+    - `problem`, `x`, `y`: where; for grad F itself y must be `exact_lower(problem, x)`.
+    - `adjoint`: how z is found.
+    - `key`: draws batches from the problem's samplers; without it the expectations are used.
+
+    !!! example
+        ```python
+        y = aipod.exact_lower(problem, x)
+        gradient = aipod.hypergradient(problem, x, y, adjoint=aipod.Direct())
+        ```
+    """
+    if key is None:
+        problem, key = problem.expected(), jax.random.key(0)
+    if is_concrete((x, y)):
+        problem.check(x, y)
+    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, as_key(key))
+
+
+@eqx.filter_jit
+def _hypergradient(
+    problem: Bilevel, x: PyTree, y: PyTree, adjoint: AbstractAdjoint, key: PRNGKeyArray
+) -> PyTree:
+    upper_key, lower_key, adjoint_key, curvature_key = subkeys(key, 4)
+    upper_batch = draw(problem.upper_samples, upper_key)
+    lower_batch = draw(problem.lower_samples, lower_key)
+    step, curvature = jnp.zeros((), int), None
+    if iterations := curvature_iterations(adjoint.lr):
+        start = curvature_init(y, problem.lower_set)
+        _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
+    turn = Turn(problem, x, y, Rates(step, curvature), adjoint_key)
+    z, _, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
+    implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
+    return optax.tree.add(grad_x_upper(problem, x, y, upper_batch), implicit)

@@ -1,0 +1,58 @@
+"""Checks of what the slots return, while a step is traced: a stranger's slot may be wrong."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from aipod._misc.tree import same_structure
+from aipod.slots._cost import Cost
+
+
+def returned(slot: Any, method: str, found: Any, names: tuple[str, ...], like: PyTree) -> Any:
+    """`found`, when it is what a slot's method must return; else `ValueError`.
+
+    **Arguments:**
+
+    - `names`: the parts of the tuple, the first like a part of the state, then the slot's state,
+        then, if there is a third, the cost.
+    - `like`: what the first two must be like, in structure, shapes and types.
+    """
+    where = f"{type(slot).__name__}.{method}"
+    wanted = f"({', '.join(names)})"
+    if not isinstance(found, tuple) or len(found) != len(names):
+        what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise ValueError(f"{where} must return {wanted}, but it returns {what}.")
+    for name, value, old in zip(names[:2], found[:2], like, strict=True):
+        _check_like(f"{where} returns {name}", value, old)
+    if len(names) == 3 and not isinstance(found[2], Cost):
+        raise ValueError(
+            f"{where} must return an aipod.Cost as its third value, but it returns a "
+            f"{type(found[2]).__name__}: use turn.lower_cost(...) or turn.upper_cost(...)."
+        )
+    return found
+
+
+def like_before(slot: Any, method: str, found: PyTree, like: PyTree) -> PyTree:
+    """`found`, when it is a state like the one before; else `ValueError`."""
+    _check_like(f"{type(slot).__name__}.{method} returns a state", found, like)
+    return found
+
+
+def _check_like(what: str, value: PyTree, old: PyTree) -> None:
+    if not same_structure(value, old):
+        raise ValueError(
+            f"{what} with the structure {jax.tree.structure(value)}, but it was "
+            f"{jax.tree.structure(old)} before the step: keep the structure that init returns."
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        before = dict(jax.tree_util.tree_leaves_with_path(old))[path]
+        now, then = (jax.eval_shape(jnp.asarray, each) for each in (leaf, before))
+        if (now.shape, now.dtype) != (then.shape, then.dtype):
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{what} whose entry {name or 'itself'} is {now.dtype}{list(now.shape)}, but was "
+                f"{then.dtype}{list(then.shape)} before the step: keep shapes and types, as with "
+                ".astype."
+            )

@@ -1,0 +1,34 @@
+"""What one outer step hands to the next."""
+
+import equinox as eqx
+from jaxtyping import Array, PyTree
+
+from aipod.slots._cost import Counts
+from aipod.stepsize import CurvatureState
+
+
+class State(eqx.Module):
+    """Everything that one outer step hands to the next.
+
+    - `x`, `y`: the iterates.
+    - `lower`, `adjoint`, `upper`: what each slot keeps.
+    - `curvature`: the estimate behind `Curvature` steps; None without them.
+    - `step`: outer steps made so far.
+    - `counts`: what they spent, since `solve` last moved it into the ledger.
+
+    !!! example
+        ```python
+        state = solver.init(problem, x0, y0)
+        state = solver.step(problem, state, key=jax.random.key(0))
+        state.x, state.y, state.step
+        ```
+    """
+
+    x: PyTree
+    y: PyTree
+    lower: PyTree
+    adjoint: PyTree
+    upper: PyTree
+    curvature: CurvatureState | None
+    step: Array
+    counts: Counts

@@ -1,0 +1,48 @@
+"""Solvers that take the keywords of another one, written once."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from aipod.algorithms._alternating import Alternating
+
+Solver = Callable[..., Alternating]
+
+
+def variant_of(base: Solver, without: tuple[str, ...] = ()) -> Callable[[Solver], Solver]:
+    """Gives a function with `**arguments` the keywords of `base`, less `without`, besides its own.
+
+    They are its signature for `help`, `inspect` and the command; others raise `TypeError`.
+    """
+
+    def decorate(function: Solver) -> Solver:
+        own = {
+            name: parameter
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        keywords = {
+            name: own.get(name, parameter)
+            for name, parameter in inspect.signature(base).parameters.items()
+            if name not in without
+        }
+        last = keywords.pop("upper_optimizer")
+        parameters = [*(keywords | own).values(), last]
+        names = [parameter.name for parameter in parameters]
+
+        @functools.wraps(function)
+        def solver(**arguments: Any) -> Alternating:
+            for name in arguments:
+                if name not in names:
+                    raise TypeError(
+                        f"{function.__name__}() got an unexpected keyword argument {name!r}: it "
+                        f"takes {', '.join(names)}."
+                    )
+            return function(**arguments)
+
+        signature = inspect.Signature(parameters, return_annotation=Alternating)
+        solver.__signature__ = signature  # type: ignore[attr-defined]
+        return solver
+
+    return decorate

@@ -1,0 +1,113 @@
+"""Batches of every client of a federation, on a leading client axis."""
+
+from collections.abc import Callable
+from typing import Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
+
+from aipod.problem._samplers import AbstractSampler, as_data, check_batch_size, leading_length
+
+
+class ClientBatch(eqx.Module):
+    """One batch for each client, on the leading axis of `data`.
+
+    `weights`, where given, says how much each example counts in its client's loss; a client with
+    fewer examples than the axis is long has zeros at the end. Without, all count alike.
+    """
+
+    data: PyTree
+    weights: Array | None = None
+
+
+class ClientMinibatches(AbstractSampler):
+    """Batches of `batch_size` examples of each client, drawn uniformly with replacement.
+
+    **Arguments:**
+
+    - `data`: a pytree of arrays with axes (client, example, ...).
+    - `batch_size`: examples of each client in a batch; None for all of them, every time.
+    - `counts`: how many examples each client has, where some have fewer than the axis is long.
+
+    !!! example
+        ```python
+        samples = aipod.ClientMinibatches((inputs, labels), 64)  # inputs: (clients, examples, d)
+        ```
+    """
+
+    batch: PyTree
+    counts: Array | None
+    clients: int = eqx.field(static=True)
+    pool: int = eqx.field(static=True)
+    per_client: int | None = eqx.field(static=True)
+
+    def __init__(
+        self, data: PyTree, batch_size: int | None, *, counts: ArrayLike | None = None
+    ) -> None:
+        data = as_data(data, "ClientMinibatches")
+        self.clients = leading_length(data, "ClientMinibatches")
+        shapes = {jnp.shape(leaf)[:2] for leaf in jax.tree.leaves(data)}
+        if len(shapes) != 1 or len(next(iter(shapes))) != 2:
+            raise ValueError(
+                "ClientMinibatches: every array of data must have the axes (client, example, ...), "
+                f"the first two alike; the shapes are {sorted(shapes)}."
+            )
+        self.pool = next(iter(shapes))[1]
+        self.per_client = None if batch_size is None else check_batch_size(batch_size)
+        self.counts = None
+        if counts is not None:
+            given = np.asarray(counts)
+            if given.shape != (self.clients,) or given.min() < 1 or given.max() > self.pool:
+                raise ValueError(
+                    f"counts must give each of the {self.clients} clients at least 1 and at most "
+                    f"{self.pool} examples: leave out clients that have none."
+                )
+            if given.min() < self.pool:
+                self.counts = jnp.asarray(given, jnp.int32)
+        whole = ClientBatch(data)
+        self.batch = _weighted(whole, self.counts) if batch_size is None else whole
+
+    @property
+    def size(self) -> int:
+        """Examples in one draw, of all clients together."""
+        return self.clients * (self.pool if self.per_client is None else self.per_client)
+
+    def __call__(self, key: PRNGKeyArray) -> PyTree:
+        if self.per_client is None:
+            return self.expected()
+        shape = (self.clients, self.per_client)
+        if self.counts is None:
+            index = jax.random.randint(key, shape, 0, self.pool)
+        else:
+            index = jax.random.randint(key, shape, 0, self.counts[:, None])
+        return jax.tree.map(
+            lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
+        )
+
+    def expected(self) -> PyTree:
+        return self.batch if self.per_client is None else _weighted(self.batch, self.counts)
+
+    @property
+    def random(self) -> bool:
+        return self.per_client is not None
+
+    def precomputed(self, function: Callable[[PyTree], PyTree], draws: int) -> Self | None:
+        # Pool and batch are both counted for each client.
+        return self.map(function) if self.pool <= draws * (self.per_client or self.pool) else None
+
+    def map(self, function: Callable[[PyTree], PyTree]) -> Self:
+        """The sampler of function(batch), for a function that acts on each example."""
+        return eqx.tree_at(lambda s: s.batch, self, function(self.batch))
+
+
+def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:
+    """The batch of all data, with what the padding counts: nothing."""
+    if counts is None:
+        return batch
+    pool = jax.tree.leaves(batch.data)[0].shape[1]
+    present = jnp.arange(pool)[None, :] < counts[:, None]
+    share = 1 / counts.astype(jnp.result_type(float))
+    return ClientBatch(batch.data, present * share[:, None])

@@ -1,0 +1,71 @@
+"""Objectives, and the two-part kind whose first part depends on x and the data alone."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+from jaxtyping import Array, PyTree
+
+from aipod.problem._samplers import precomputed
+
+Objective = Callable[[PyTree, PyTree, Any], Array]
+
+
+class AtX(NamedTuple):
+    """An objective with x fixed, (y, batch) -> scalar, and the sampler of its batches."""
+
+    objective: Callable[[PyTree, Any], Array]
+    samples: Any
+
+
+class Composite(eqx.Module):
+    """An objective in two parts, head(features(x, batch), y, batch).
+
+    While x is fixed, as in the lower loop, the features of the data are computed once and the
+    loop runs the head alone.
+
+    **Arguments:**
+
+    - `features`: (x, batch) -> features, one for each example on the leading axis.
+    - `head`: (features, y, batch) -> scalar.
+
+    !!! example
+        ```python
+        lower = aipod.Composite(
+            lambda x, batch: jnp.tanh(batch[0] @ x),
+            lambda features, y, batch: jnp.mean((features @ y - batch[1]) ** 2),
+        )
+        ```
+    """
+
+    features: Callable[[PyTree, Any], PyTree]
+    head: Callable[[PyTree, PyTree, Any], Array]
+
+    def __call__(self, x: PyTree, y: PyTree, batch: Any) -> Array:
+        return self.head(self.features(x, batch), y, batch)
+
+    def at_fixed_x(self, x: PyTree, samples: Any, draws: int) -> AtX | None:
+        """The head alone, on precomputed features; None where batches are cheaper than all data."""
+        mapped = precomputed(samples, lambda batch: (self.features(x, batch), batch), draws)
+        if mapped is None:
+            return None
+        return AtX(lambda y, batch: self.head(batch[0], y, batch[1]), mapped)
+
+
+def at_fixed_x(objective: Objective, samples: Any, x: PyTree, draws: int) -> AtX:
+    """The objective for a loop of `draws` batches in which x does not change."""
+    method = getattr(objective, "at_fixed_x", None)
+    found = None if method is None else method(x, samples, draws)
+    return found or AtX(lambda y, batch: objective(x, y, batch), samples)
+
+
+def rebuilt(
+    objective: Any,
+    plain: Callable[[Any], Objective],
+    features: Callable[[Any], Any],
+    head: Callable[[Any], Any],
+) -> Objective:
+    """`plain` of an objective; of a `Composite`, one with `features` and `head` of its parts."""
+    if isinstance(objective, Composite):
+        return Composite(features(objective.features), head(objective.head))
+    return plain(objective)

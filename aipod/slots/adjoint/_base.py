@@ -1,0 +1,83 @@
+"""What every adjoint slot answers."""
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from aipod.problem import Bilevel
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.stepsize import StepSize
+
+
+class AbstractAdjoint(eqx.Module):
+    """The slot that finds z = (P G P)^+ P grad_y f, with G = grad_yy g and P onto Ker A.
+
+    z is the paper's V2 (V2' G V2)^-1 V2' grad_y f without the basis V2: the vector of Ker A with
+    P G z = P grad_y f.
+
+    A subclass must answer `solve`. It may answer the rest: `lr` when it has a step size, `init`
+    when it keeps something from one outer step to the next, `draws` when it wants the features of
+    a `Composite` computed once, `deferred` and `settle` when a projection waits for the end of the
+    outer step, `own` when a part of its state belongs to a client.
+
+    !!! example
+        ```python
+        class Scaled(aipod.AbstractAdjoint):
+            lr: float = 0.1
+
+            def solve(self, turn, upper_batch, state):
+                slope = turn.lower_set.tangent(turn.upper_gradient(upper_batch))
+                return turn.lr(self.lr) * slope, state, turn.lower_cost(1)
+
+
+        solver = aipod.Alternating(aipod.ProjectedSGD(), Scaled(), aipod.EveryStep(lr=0.1))
+        ```
+    """
+
+    # A plain attribute, so that a subclass may answer with a field or a property as it likes.
+    if TYPE_CHECKING:
+
+        @property
+        def lr(self) -> StepSize | None:
+            """The step size, where the method has one."""
+
+    else:
+        lr = None
+
+    @abc.abstractmethod
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        """z at (x, y), the state for the next outer step, and what it cost.
+
+        `upper_batch` is the sample that x will see as well.
+        """
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        """The state before the first outer step."""
+        return None
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """Batches of the lower and of the upper level that one outer step draws, where known."""
+        return 0, 0
+
+    @property
+    def deferred(self) -> bool:
+        """Whether a projection is left to `settle`, at the end of the outer step."""
+        return False
+
+    def settle(self, turn: Turn, state: PyTree) -> PyTree:
+        """The state after the projection that was left to the end of the outer step."""
+        return state
+
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return None
+
+    def own(self, state: PyTree) -> PyTree:
+        """For each leaf of the state whether it belongs to one client; else all have the same."""
+        return jax.tree.map(lambda _: False, state)

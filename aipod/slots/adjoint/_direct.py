@@ -1,0 +1,63 @@
+"""The two ends of the scale: no adjoint at all, and a dense solve."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from aipod.problem import draw, grad_y_upper
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.stepsize import check_not_negative
+
+
+class Zero(AbstractAdjoint):
+    """z = 0: what x does to y is not seen. For methods that ignore the nesting.
+
+    !!! example
+        ```python
+        aipod.hypergradient(problem, x, y, adjoint=aipod.Zero())  # grad_x f alone
+        ```
+    """
+
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        return optax.tree.zeros_like(turn.y), state, Cost()
+
+
+class Direct(AbstractAdjoint):
+    """A dense solve with the Hessian of one sample: exact, and only for small problems.
+
+    !!! example
+        ```python
+        aipod.hypergradient(problem, x, y, adjoint=aipod.Direct())
+        ```
+    """
+
+    damping: float = 0.0
+
+    def __check_init__(self) -> None:
+        check_not_negative(self.damping, "damping")
+
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y = turn.problem, turn.x, turn.y
+        batch = draw(problem.lower_samples, turn.key)
+        flat, restore = ravel_pytree(y)
+        identity = jnp.eye(flat.size, dtype=flat.dtype)
+
+        def project(v: Array) -> Array:
+            return ravel_pytree(problem.lower_set.tangent(restore(v)))[0]
+
+        basis = jax.vmap(project, out_axes=1)(identity)
+        hessian = jax.hessian(lambda t: problem.lower(x, restore(t), batch))(flat)
+        hessian = hessian + self.damping * identity
+        off = identity - basis
+        # Off Ker A the matrix is filled with something positive, which the projected right-hand
+        # side never meets: one regular system stands for the singular one.
+        matrix = basis.T @ hessian @ basis + off.T @ off
+        gradient = ravel_pytree(grad_y_upper(problem, x, y, upper_batch))[0]
+        z = basis @ jnp.linalg.solve(matrix, basis.T @ gradient)
+        return restore(z), state, turn.lower_cost(flat.size + 1, lower_draws=1)

@@ -1,0 +1,165 @@
+"""A warm adjoint with one projection at the end of the outer step: E3-AiPOD's."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod._misc.tree import axpy
+from aipod.problem import Bilevel
+from aipod.sets import AbstractSet
+from aipod.slots._compression import check_compression
+from aipod.slots._cost import Cost
+from aipod.slots._proxskip import local_step, settle, step_keys
+from aipod.slots._turn import Turn
+from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._quadratic import damped, quadratic_parts
+from aipod.stepsize import Curvature, Rates, StepSize, check_lr, check_not_negative, check_steps
+
+# The cosine between u and G u from which on G counts as not convex.
+_DOWN = 1e-2
+# Then the damping is at least this share of the largest curvature, 1 / rho.
+_LEAST_DAMPING = 1e-2
+
+
+class WarmState(eqx.Module):
+    """What a warm start keeps.
+
+    - `u`, `correction`: u and e.
+    - `damping`: the damping in force.
+    - `known`: with compression, what the server knows of each client.
+    """
+
+    u: PyTree
+    correction: PyTree
+    damping: Array
+    known: PyTree | None = None
+
+
+def warm_start(y: PyTree, damping: float | None, *, compressed: bool = False) -> WarmState:
+    """u = e = 0."""
+    zeros = optax.tree.zeros_like(y)
+    dtype = jnp.result_type(*jax.tree.leaves(y))
+    given = jnp.asarray(0.0 if damping is None else damping, dtype)
+    return WarmState(zeros, zeros, given, zeros if compressed else None)
+
+
+def only_correction(state: WarmState | None) -> PyTree:
+    """True for the leaves of the correction, which belongs to one client; False for the rest."""
+    mask = jax.tree.map(lambda _: False, state)
+    if state is None:
+        return mask
+    mine = jax.tree.map(lambda _: True, state.correction)
+    return eqx.tree_at(lambda s: s.correction, mask, mine)
+
+
+class OneRoundAdjoint(AbstractAdjoint):
+    """N corrected local steps on u = -z, then one projection ends the outer step (E3-AiPOD).
+
+        u_hat <- u_hat - rho (grad_y f(x, y; xi) + G(phi) u_hat - e),   N times from u_hat = u
+        at the end of the outer step:   u <- P (u_hat - rho N e)
+                                        e <- e + (u - u_hat) / (rho N)
+
+    u and e are kept from one outer step to the next. In a federation u shares the round of x.
+
+    **Arguments:**
+
+    - `steps` [N]: local steps per outer step, each on fresh samples of both levels.
+    - `lr` [rho]: at most 1 / l_g1.
+    - `damping`: a Tikhonov term, G + damping I. Where the lower level is not convex, an undamped
+        warm start grows without bound. By default it is 0 as long as G bends up along every u that
+        was seen, and afterwards large enough for what was seen.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+
+    !!! example
+        ```python
+        adjoint = aipod.OneRoundAdjoint(steps=2, lr=0.1)
+        ```
+    """
+
+    steps: int = eqx.field(static=True, default=2)
+    lr: StepSize = Curvature()
+    damping: float | None = None
+    compression: str | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        check_steps(self.steps, "adjoint_steps (N)")
+        check_lr(self.lr, "adjoint_lr")
+        if self.damping is not None:
+            check_not_negative(self.damping, "damping")
+        check_compression(self.compression)
+
+    @property
+    def wire(self) -> str | None:
+        return self.compression
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        return self.steps, self.steps
+
+    @property
+    def deferred(self) -> bool:
+        return True
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return warm_start(y, self.damping, compressed=self.compression is not None)
+
+    def own(self, state: PyTree) -> PyTree:
+        return only_correction(state)
+
+    def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
+        parts = quadratic_parts(turn, self.steps)
+
+        def body(carry: tuple[PyTree, Array], key: PRNGKeyArray) -> tuple[Any, None]:
+            u, damping = carry
+            slope, product = parts(u, key)
+            if self.damping is None:
+                damping = _enough(damping, u, product, lower_set, lr)
+            gradient = damped(u, slope, product, state.damping)
+            return (local_step(gradient, u, state.correction, lr), damping), None
+
+        keys = step_keys(turn.key, self.steps)[1]
+        (u, damping), _ = jax.lax.scan(body, (state.u, state.damping), keys)
+        kept = WarmState(u, state.correction, damping, state.known)
+        cost = turn.lower_cost(1, lower_draws=self.steps, upper_draws=self.steps, deferred=True)
+        return optax.tree.scale(-1, u), kept, cost
+
+    def settle(self, turn: Turn, state: PyTree) -> PyTree:
+        u, correction, known = settle(
+            turn.problem.lower_set.directions(),
+            state.u,
+            state.correction,
+            state.known,
+            lr=turn.lr(self.lr),
+            probability=1 / self.steps,
+            compression=self.compression,
+            key=turn.round_key,
+        )
+        return WarmState(u, correction, state.damping, known)
+
+    def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
+        """The state after `settle` as if u_hat had been `change` further when it was sent."""
+        scale = 1 / self.steps / rates(self.lr)
+        return dataclasses.replace(state, correction=axpy(state.correction, -scale, change))
+
+
+def _enough(damping: Array, u: PyTree, product: PyTree, lower_set: AbstractSet, lr: Array) -> Array:
+    """The damping, raised where G has just been seen to bend down along u.
+
+    In a federation each client looks along its own u; what it sees are three numbers, which travel
+    with the round at the end of the step, after which the new damping holds.
+    """
+    dot = jax.vmap(optax.tree.vdot) if lower_set.per_client else optax.tree.vdot
+    along, size, image = dot(u, product), dot(u, u), dot(product, product)
+    # By an angle, which has no unit; rounding error of a flat convex objective stays below it.
+    bends_down = lower_set.largest(-along - _DOWN * jnp.sqrt(size * image)) > 0
+    least = jnp.where(bends_down, _LEAST_DAMPING / lr, 0.0)
+    # Along the common direction this is what would make u grow; twice as much makes it shrink.
+    total = lower_set.summed(size)
+    growth = -2 * lower_set.summed(along) / jnp.where(total > 0, total, 1.0)
+    return jnp.maximum(damping, jnp.maximum(least, growth)).astype(damping.dtype)

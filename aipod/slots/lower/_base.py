@@ -1,0 +1,77 @@
+"""What every lower slot answers."""
+
+import abc
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from aipod.problem import Bilevel
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.stepsize import StepSize
+
+
+class AbstractLower(eqx.Module):
+    """The slot that moves y towards y*(x) while x is fixed.
+
+    A subclass must have a field `lr` and answer `run`. It may answer the rest: `init` when it keeps
+    something from one outer step to the next, `draws` when it wants the features of a `Composite`
+    computed once, `deferred` and `settle` when its projection waits for the end of the outer step,
+    `own` when only a part of its state belongs to a client.
+
+    !!! example
+        ```python
+        class OneStep(aipod.AbstractLower):
+            lr: float = 0.1
+
+            def run(self, turn, state):
+                slope = turn.lower_gradient()(turn.y, turn.key)
+                y = turn.lower_set.project(turn.y - turn.lr(self.lr) * slope)
+                return y, state, turn.lower_cost(1, lower_draws=1)
+
+
+        solver = aipod.Alternating(OneStep(), aipod.Neumann(), aipod.EveryStep(lr=0.1))
+        ```
+    """
+
+    # A property to type checkers, which would otherwise make it the first argument of subclasses.
+    if TYPE_CHECKING:
+
+        @property
+        def lr(self) -> StepSize: ...
+
+    else:
+        lr: eqx.AbstractVar[StepSize]
+
+    @abc.abstractmethod
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        """The next y, the next state, and what it cost."""
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        """The state before the first outer step: what is kept besides y."""
+        return None
+
+    @property
+    def draws(self) -> int:
+        """Batches of the lower level that one outer step draws; 0 where that is not known."""
+        return 0
+
+    @property
+    def deferred(self) -> bool:
+        """Whether the projection is left to `settle`, at the end of the outer step."""
+        return False
+
+    def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
+        """y and the state after the projection that was left to the end of the outer step."""
+        return turn.y, state
+
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return None
+
+    def own(self, state: PyTree) -> PyTree:
+        """For each leaf of the state whether it belongs to one client; else all have the same."""
+        return jax.tree.map(lambda _: True, state)

@@ -1,0 +1,141 @@
+"""One projection at the end of the outer step: the lower level of E3-AiPOD."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from aipod._misc.tree import axpy
+from aipod.problem import Bilevel
+from aipod.slots._compression import check_compression
+from aipod.slots._cost import Cost
+from aipod.slots._proxskip import local_steps, settle
+from aipod.slots._turn import Turn
+from aipod.slots.lower._base import AbstractLower
+from aipod.stepsize import (
+    Curvature,
+    Rates,
+    StepSize,
+    adapts,
+    agreement,
+    check_lr,
+    check_steps,
+    tempered,
+)
+
+
+class OneRoundState(eqx.Module):
+    """What is kept besides y.
+
+    - `correction`: r.
+    - `known`: with compression, what the server knows of each client.
+    - `share`, `agreement`: with tempered steps, the share of the curvature's step in force, and how
+        far the last local steps agreed.
+    """
+
+    correction: PyTree
+    known: PyTree | None = None
+    share: Array | None = None
+    agreement: Array | None = None
+
+
+class OneRound(AbstractLower):
+    """S corrected local steps on y, then one projection ends the outer step (E3-AiPOD).
+
+        y_hat <- y_hat - beta (grad_y g(x, y_hat; phi) - r),   S times from y_hat = y
+        at the end of the outer step:   y <- project(y_hat - beta S r, x)
+                                        r <- r + (y - y_hat) / (beta S)
+
+    This is ProxSkip that projects exactly once, p = 1 / S. In a federation y shares the round of x,
+    and the adjoint is found at the clients' own y_hat. With all clients present it is SCAFFOLD
+    (option II; Karimireddy et al., ICML 2020) with r as the control variate.
+
+    **Arguments:**
+
+    - `lr` [beta]: the step size, at most 1 / l_g1.
+    - `steps` [S]: local steps per outer step.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+
+    !!! example
+        ```python
+        lower = aipod.OneRound(lr=0.01, steps=20)
+        ```
+    """
+
+    lr: StepSize = Curvature()
+    steps: int = eqx.field(static=True, default=20)
+    compression: str | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        check_lr(self.lr, "lower_lr")
+        check_steps(self.steps, "lower_steps (S)")
+        check_compression(self.compression)
+
+    @property
+    def wire(self) -> str | None:
+        return self.compression
+
+    @property
+    def draws(self) -> int:
+        return self.steps
+
+    @property
+    def deferred(self) -> bool:
+        return True
+
+    @property
+    def _tempered(self) -> bool:
+        return adapts(self.lr) and getattr(self.lr, "tempered", False)
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        # What the server knows of each client at first: the start, which all share.
+        known = None if self.compression is None else y
+        state = OneRoundState(optax.tree.zeros_like(y), known)
+        if not self._tempered:
+            return state
+        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
+        return dataclasses.replace(state, share=one, agreement=one)
+
+    def own(self, state: PyTree) -> PyTree:
+        mask = jax.tree.map(lambda _: False, state)
+        mine = jax.tree.map(lambda _: True, state.correction)
+        return eqx.tree_at(lambda s: s.correction, mask, mine)
+
+    def _lr(self, state: OneRoundState, rates: Rates) -> Array:
+        return rates(self.lr) if state.share is None else rates(self.lr) * state.share
+
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        middle, end = local_steps(
+            turn.lower_gradient(self.steps),
+            turn.y,
+            state.correction,
+            lr=self._lr(state, turn.rates),
+            steps=self.steps,
+            key=turn.key,
+        )
+        if self._tempered:
+            agreed = agreement(turn.problem.lower_set, turn.y, middle, end)
+            state = dataclasses.replace(state, agreement=agreed.astype(state.share.dtype))
+        return end, state, turn.lower_cost(1, lower_draws=self.steps, deferred=True)
+
+    def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
+        y, correction, known = settle(
+            turn.lower_set,
+            turn.y,
+            state.correction,
+            state.known,
+            lr=self._lr(state, turn.rates),
+            probability=1 / self.steps,
+            compression=self.compression,
+            key=turn.round_key,
+        )
+        share = tempered(state.share, state.agreement) if self._tempered else None
+        return y, OneRoundState(correction, known, share, state.agreement)
+
+    def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
+        """The state after `settle` as if y_hat had been `change` further when it was sent."""
+        scale = 1 / self.steps / self._lr(state, rates)
+        return dataclasses.replace(state, correction=axpy(state.correction, -scale, change))

@@ -1,0 +1,55 @@
+"""Projected stochastic gradient descent: AiPOD's lower level."""
+
+import equinox as eqx
+import jax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from aipod._misc.keys import round_keys
+from aipod._misc.tree import axpy, cast_like
+from aipod.slots._cost import Cost
+from aipod.slots._proxskip import step_keys
+from aipod.slots._turn import Turn
+from aipod.slots.lower._base import AbstractLower
+from aipod.stepsize import Curvature, StepSize, check_lr, check_steps
+
+
+class ProjectedSGD(AbstractLower):
+    """S projected stochastic gradient steps (`update-ys`).
+
+        y <- project(y - beta grad_y g(x, y; phi), x)
+
+    **Arguments:**
+
+    - `lr` [beta]: the step size.
+    - `steps` [S]: steps per outer step, each on a fresh sample.
+
+    !!! example
+        ```python
+        lower = aipod.ProjectedSGD(lr=0.01, steps=5)
+        ```
+    """
+
+    lr: StepSize = Curvature()
+    steps: int = eqx.field(static=True, default=5)
+
+    def __check_init__(self) -> None:
+        check_lr(self.lr, "lower_lr")
+        check_steps(self.steps, "lower_steps (S)")
+
+    @property
+    def draws(self) -> int:
+        return self.steps
+
+    def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        lr, lower_set = turn.lr(self.lr), turn.lower_set
+        gradient = turn.lower_gradient(self.steps)
+
+        def body(point: PyTree, keys: tuple[PRNGKeyArray, PRNGKeyArray]) -> tuple[PyTree, None]:
+            draw_key, round_key = keys
+            moved = axpy(point, -lr, gradient(point, draw_key))
+            return cast_like(lower_set.for_round(round_key).project(moved), point), None
+
+        # The samples' keys are those of ProxSkip, which with p = 1 then sees the same samples.
+        keys = (step_keys(turn.key, self.steps)[1], round_keys(turn.key, self.steps))
+        y, _ = jax.lax.scan(body, turn.y, keys)
+        return y, state, turn.lower_cost(self.steps, lower_draws=self.steps)

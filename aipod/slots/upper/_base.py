@@ -1,0 +1,131 @@
+"""What every upper slot answers, and the checks and steps that several share."""
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import optax
+from jaxtyping import PyTree
+
+from aipod._misc.tree import cast_like
+from aipod.problem import Bilevel, grad_x_upper
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.stepsize import Curvature, StepSize, check_lr
+
+
+class AbstractUpper(eqx.Module):
+    """The slot that moves x along grad_x f + w, where w comes through y.
+
+    A subclass must answer `update`. It may answer the rest: `lr` or `optimizer` when it has one,
+    `init` when it keeps something else than the optimiser's state, and `needs_implicit` with False
+    when it does not use w: then w is not computed, and its sample is neither drawn nor counted.
+
+    !!! example
+        ```python
+        class SignStep(aipod.AbstractUpper):
+            lr: float = 0.01
+
+            def update(self, turn, z, implicit, batch, state):
+                gradient = jax.grad(turn.problem.upper)(turn.x, turn.y, batch) + implicit
+                x = turn.problem.upper_set.project(turn.x - turn.lr(self.lr) * jnp.sign(gradient))
+                return x, state, turn.upper_cost(1)
+
+
+        solver = aipod.Alternating(aipod.ProjectedSGD(), aipod.Neumann(), SignStep())
+        ```
+    """
+
+    # Plain attributes, so that a subclass may answer with a field or a property as it likes.
+    if TYPE_CHECKING:
+
+        @property
+        def lr(self) -> StepSize | None:
+            """The step size, where the method has one."""
+
+        @property
+        def optimizer(self) -> optax.GradientTransformation | None:
+            """The optimiser of Optax, where the method has one."""
+
+    else:
+        lr = None
+        optimizer = None
+
+    @abc.abstractmethod
+    def update(
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
+    ) -> tuple[PyTree, PyTree, Cost]:
+        """The next x, the next state, and what it cost.
+
+        `z` is the adjoint, `implicit` is w (None where `needs_implicit` is False), and `batch` the
+        sample of the upper level behind both.
+        """
+
+    @property
+    def needs_implicit(self) -> bool:
+        """Whether `update` uses `implicit`."""
+        return True
+
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        """The state before the first outer step: the optimiser's, where there is an optimiser."""
+        return None if self.optimizer is None else self.optimizer.init(x)
+
+    @property
+    def sends_direction(self) -> bool:
+        """Whether all that a client sends in `update` is one vector, the direction of x."""
+        return False
+
+    @property
+    def wire(self) -> str | None:
+        """The type of the numbers that a client sends; None for their own."""
+        return None
+
+
+def check_between(lr: StepSize | None, steps: int) -> None:
+    """Raises `ValueError` when there are steps before the optimiser's, but no size for them."""
+    if lr is None and steps > 1:
+        raise ValueError(
+            f"upper_optimizer with upper_steps={steps} also needs upper_lr, the size of the steps "
+            "between two projections; or set upper_steps=1."
+        )
+
+
+def check_one_of(lr: StepSize | None, optimizer: optax.GradientTransformation | None) -> None:
+    """Raises `ValueError` unless exactly one of the two says how x moves."""
+    if (lr is None) == (optimizer is None):
+        raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
+
+
+def check_upper_lr(lr: StepSize | None) -> None:
+    """Raises `ValueError` unless lr is a step size for x, or None."""
+    if isinstance(lr, Curvature):
+        raise ValueError(
+            "upper_lr cannot be aipod.Curvature(), which measures the lower level: give a number, "
+            "an Optax schedule, or an optimiser as upper_optimizer=."
+        )
+    if lr is not None:
+        check_lr(lr, "upper_lr")
+
+
+def hypergradient_at(turn: Turn, x: PyTree, implicit: PyTree | None, batch: Any) -> PyTree:
+    """grad_x f(x, y; batch) + w as a direction of the upper set; without w where it is None."""
+    gradient = grad_x_upper(turn.problem, x, turn.y, batch)
+    if implicit is not None:
+        gradient = optax.tree.add(gradient, implicit)
+    return turn.problem.upper_set.riesz(gradient)
+
+
+def optimizer_step(
+    problem: Bilevel,
+    optimizer: optax.GradientTransformation,
+    along: PyTree,
+    state: PyTree,
+    x: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """x moved by any Optax transformation of a direction that lies in the tangent space.
+
+    Projecting before and after keeps exactly the stationary points of the projected method for
+    every positive diagonal preconditioner D: (P g)' D (P g) = 0 only where P g = 0.
+    """
+    change, state = optimizer.update(along, state, x)
+    return cast_like(problem.upper_set.project(optax.tree.add(x, change)), x), state

@@ -1,0 +1,80 @@
+"""The upper level of first-order penalty methods: a difference of first derivatives."""
+
+from typing import Any
+
+import jax
+import optax
+from jaxtyping import Array, PyTree
+
+from aipod._misc.tree import axpy, cast_like
+from aipod.problem import draw
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.slots.upper._base import (
+    AbstractUpper,
+    check_one_of,
+    check_upper_lr,
+    hypergradient_at,
+    optimizer_step,
+)
+from aipod.stepsize import StepSize, check_positive
+
+
+class DifferenceStep(AbstractUpper):
+    """One projected step along a hypergradient that is a difference of first derivatives.
+
+        V(t, p) = d/dx g(x, t(x)) + p delta d/dx f(x_, t(x)),   t(x) moving as the set does
+        x <- project_x(x - alpha (grad_x f(x, y) + (V(y - delta z, 1) - V(y, 0)) / delta))
+
+    x_ is x held fixed. In place of -grad_xy g z + L' (grad_y f - grad_yy g z), to which it tends
+    with delta; the multipliers of the constraint are eliminated as everywhere in this library.
+
+    **Arguments:**
+
+    - `lr` [alpha]: the step size; or
+    - `optimizer`: an `optax.GradientTransformation`.
+    - `delta`: the perturbation behind z.
+
+    !!! example
+        ```python
+        upper = aipod.DifferenceStep(lr=0.1, delta=1e-3)
+        ```
+    """
+
+    lr: StepSize | None = None
+    optimizer: optax.GradientTransformation | None = None
+    delta: float = 1e-2
+
+    def __check_init__(self) -> None:
+        check_upper_lr(self.lr)
+        check_positive(self.delta, "perturbation (delta)")
+        check_one_of(self.lr, self.optimizer)
+
+    @property
+    def needs_implicit(self) -> bool:
+        return False
+
+    def update(
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
+    ) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, y = turn.problem, turn.x, turn.y
+        lower_batch = draw(problem.lower_samples, turn.keys(1)[0])
+
+        def value(moving: PyTree, point: PyTree, share: float) -> Array:
+            followed = problem.lower_set.follow(point, moving)
+            total = problem.lower(moving, followed, lower_batch)
+            if share and problem.lower_set.coupled:
+                total = total + self.delta * problem.upper(x, followed, batch)
+            return total
+
+        there = jax.grad(value)(x, axpy(y, -self.delta, z), 1.0)
+        here = jax.grad(value)(x, y, 0.0)
+        through = optax.tree.scale(1 / self.delta, optax.tree.sub(there, here))
+        direction = hypergradient_at(turn, x, through, batch)
+        upper_set = problem.upper_set.for_round(turn.round_key)
+        if self.optimizer is not None:
+            along = cast_like(upper_set.tangent(direction), x)
+            x, state = optimizer_step(problem, self.optimizer, along, state, x)
+            return x, state, turn.upper_cost(2, rounds=1, lower_draws=1)
+        moved = upper_set.project(axpy(x, -turn.lr(self.lr), direction))
+        return cast_like(moved, x), state, turn.upper_cost(1, lower_draws=1)

@@ -1,0 +1,112 @@
+"""FedNest's loop on x: several local steps between two averages, variance-reduced or plain."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import optax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from aipod._misc.keys import round_key, subkeys
+from aipod._misc.tree import axpy, cast_like
+from aipod.problem import draw, implicit_term
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.slots.upper._base import (
+    AbstractUpper,
+    check_between,
+    check_upper_lr,
+    hypergradient_at,
+    optimizer_step,
+)
+from aipod.stepsize import StepSize, check_steps
+
+
+class LocalUpper(AbstractUpper):
+    """tau unprojected steps on x with one z, then a projection (FedOut).
+
+        h(x) = grad_x f(x, y; xi) + w(x, y, z; phi),   m = P_x h(x),   v_0 = x
+        v_{i+1} = v_i - alpha (h_i(v_i) - h_i(x) + m),   x <- project_x(v_tau)
+
+    with fresh samples in every h_i. Two rounds of a federation: h, and x. With tau = 1 the step is
+    x - alpha m, the same for all clients, and one round is enough. Not `corrected`, the steps are
+    plain, v_{i+1} = v_i - alpha h_i(v_i), and there is one round.
+
+    **Arguments:**
+
+    - `lr` [alpha]: the step size; may be left out where tau = 1 and there is an optimiser.
+    - `steps` [tau]: steps between two projections.
+    - `corrected`: whether the steps are variance-reduced.
+    - `optimizer`: an `optax.GradientTransformation` of the pseudo-gradient x - project_x(v_tau),
+        as in `Delayed`.
+    - `nested`: whether h has the part w. Without, x follows grad_x f alone, as in FedAvg.
+
+    !!! example
+        ```python
+        upper = aipod.LocalUpper(lr=0.01, steps=5)
+        ```
+    """
+
+    lr: StepSize | None = None
+    steps: int = eqx.field(static=True, default=1)
+    corrected: bool = eqx.field(static=True, default=True)
+    optimizer: optax.GradientTransformation | None = None
+    nested: bool = eqx.field(static=True, default=True)
+
+    def __check_init__(self) -> None:
+        check_steps(self.steps, "upper_steps (tau)")
+        check_upper_lr(self.lr)
+        if self.lr is None and self.optimizer is None:
+            raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
+        check_between(self.lr, self.steps)
+
+    @property
+    def needs_implicit(self) -> bool:
+        return self.nested
+
+    def update(
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
+    ) -> tuple[PyTree, PyTree, Cost]:
+        problem, x, lr = turn.problem, turn.x, turn.lr(self.lr)
+        upper_set = problem.upper_set
+        keys = turn.keys(2 + self.steps)
+
+        def slope(point: PyTree, sample_key: PRNGKeyArray) -> PyTree:
+            upper_key, lower_key = subkeys(sample_key, 2)
+            xi = draw(problem.upper_samples, upper_key)
+            part = None
+            if self.nested:
+                phi = draw(problem.lower_samples, lower_key)
+                part = implicit_term(problem, point, turn.y, z, xi, phi)
+            return hypergradient_at(turn, point, part, xi)
+
+        here = hypergradient_at(turn, x, implicit, batch)
+        mean_round = upper_set.for_round(round_key(turn.key, 1))
+        mean = mean_round.tangent(here) if self.corrected else here
+
+        def local(point: PyTree, sample_key: PRNGKeyArray) -> tuple[PyTree, None]:
+            direction = slope(point, sample_key)
+            if self.corrected:
+                drift = optax.tree.sub(mean, slope(x, sample_key))
+                direction = optax.tree.add(direction, drift)
+            return axpy(point, -lr, direction), None
+
+        # At x itself the first step needs no sample of its own: h_0(x) - h_0(x) + m = m.
+        moved = axpy(x, -lr, mean)
+        if self.steps > 1:
+            moved, _ = jax.lax.scan(local, moved, keys[3:])
+        new = cast_like(upper_set.for_round(turn.round_key).project(moved), x)
+        averages = 2 if self.corrected and self.steps > 1 else 1
+        projections, draws = averages, self.steps - 1
+        if self.optimizer is not None:
+            # The clients agree on x - new already: this projection sends nothing.
+            along = optax.tree.sub(x, new)
+            new, state = optimizer_step(problem, self.optimizer, along, state, x)
+            projections = averages + 1
+        cost = turn.upper_cost(
+            projections,
+            rounds=averages,
+            upper_draws=draws,
+            lower_draws=draws if self.nested else 0,
+        )
+        return new, state, cost

@@ -1,0 +1,67 @@
+"""One step each time, projected now and then: the upper level of E2-AiPOD."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from aipod._misc.tree import axpy, cast_like
+from aipod.slots._cost import Cost
+from aipod.slots._turn import Turn
+from aipod.slots.upper._base import AbstractUpper, check_one_of, check_upper_lr, hypergradient_at
+from aipod.slots.upper._every import EveryStep
+from aipod.stepsize import StepSize, check_steps
+
+
+class Periodic(AbstractUpper):
+    """One step each time, projected when k mod T = 0 only (E2-AiPOD).
+
+        x <- x - alpha (grad_x f + w);   and when k mod T = 0 also x <- project_x(x)   (`WS-x`)
+
+    Between projections x leaves the upper set by O(alpha); `Solution.feasible()` brings it back.
+
+    **Arguments:**
+
+    - `steps` [T]: outer steps from one projection to the next.
+    - `lr` [alpha]: the step size.
+    - `optimizer`: an `optax.GradientTransformation` in place of `lr`, with T = 1 only: on an
+        unprojected gradient its fixed points would not be the stationary points.
+
+    !!! example
+        ```python
+        upper = aipod.Periodic(steps=5, lr=0.01)
+        ```
+    """
+
+    steps: int = eqx.field(static=True, default=1)
+    lr: StepSize | None = None
+    optimizer: optax.GradientTransformation | None = None
+
+    def __check_init__(self) -> None:
+        check_steps(self.steps, "upper_steps (T)")
+        check_upper_lr(self.lr)
+        check_one_of(self.lr, self.optimizer)
+        if self.optimizer is not None and self.steps > 1:
+            raise ValueError(
+                f"upper_optimizer needs a projection in every step, but upper_steps is "
+                f"{self.steps}: set upper_steps=1, or use upper_lr."
+            )
+
+    def update(
+        self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
+    ) -> tuple[PyTree, PyTree, Cost]:
+        if self.steps == 1:
+            return EveryStep(self.lr, self.optimizer).update(turn, z, implicit, batch, state)
+        upper_set = turn.problem.upper_set
+        direction = hypergradient_at(turn, turn.x, implicit, batch)
+        moved = axpy(turn.x, -turn.lr(self.lr), direction)
+        due = turn.step % self.steps == 0
+
+        def projected() -> PyTree:
+            return cast_like(upper_set.for_round(turn.round_key).project(moved), moved)
+
+        new = jax.lax.cond(due, projected, lambda: moved)
+        return new, state, turn.upper_cost(jnp.asarray(due, jnp.int32))

@@ -1,0 +1,103 @@
+"""The totals of a run, and how counts become bytes and columns."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aipod.algorithms import State
+from aipod.problem import Bilevel
+from aipod.slots import Counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The totals of a run: projections and samples of each kind, and in a federation what was sent.
+
+    A round is an average that crosses clients; bytes are those that one client sends and gets.
+
+    !!! example
+        ```python
+        solution.ledger.lower_projections, solution.ledger.samples
+        ```
+    """
+
+    upper_projections: int = 0
+    lower_projections: int = 0
+    adjoint_projections: int = 0
+    upper_samples: int = 0
+    lower_samples: int = 0
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def projections(self) -> int:
+        """Projections of all three kinds."""
+        return sum(getattr(self, name) for name in PROJECTIONS)
+
+    @property
+    def samples(self) -> int:
+        """Samples of both levels."""
+        return sum(getattr(self, name) for name in SAMPLES)
+
+    def asdict(self) -> dict[str, int]:
+        return dataclasses.asdict(self) | {
+            "projections": self.projections,
+            "samples": self.samples,
+        }
+
+
+# The fields of a ledger are the one list from which every column of counts is derived.
+FIELDS = tuple(field.name for field in dataclasses.fields(Ledger))
+PROJECTIONS = tuple(name for name in FIELDS if name.endswith("_projections"))
+SAMPLES = tuple(name for name in FIELDS if name.endswith("_samples"))
+FEDERATED = tuple(name for name in FIELDS if name not in PROJECTIONS + SAMPLES)
+# The columns that every history has; those of `FEDERATED` in a federation only.
+RECORDED = ("step", *PROJECTIONS, "samples", *SAMPLES, *FEDERATED)
+_COUNTS = tuple(field.name for field in dataclasses.fields(Counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What one client's x and y weigh on the wire: turns a chunk's counts into a ledger's."""
+
+    federated: bool
+    x_up: int
+    y_up: int
+    x_down: int
+    y_down: int
+
+    @staticmethod
+    def of(problem: Bilevel, state: State, wire: str | None) -> "Price":
+        """`wire`: the type of the numbers that a client sends; None for their own."""
+        sets, trees = (problem.upper_set, problem.lower_set), (state.x, state.y)
+        down = [s.message_size(tree) for s, tree in zip(sets, trees, strict=True)]
+        if wire is not None:
+            trees = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(wire)), trees)
+        up = [s.message_size(tree) for s, tree in zip(sets, trees, strict=True)]
+        return Price(any(s.federated for s in sets), *up, *down)
+
+    def _priced(self, counts: Mapping[str, Any], before: Ledger) -> dict[str, Any]:
+        """Totals for each field of a ledger, from counts (numbers or columns) since `before`."""
+        x, y = counts["sent_x"], counts["sent_y"]
+        up, down = x * self.x_up + y * self.y_up, x * self.x_down + y * self.y_down
+        spent = {**counts, "bytes_up": up, "bytes_down": down}
+        return {name: spent[name] + getattr(before, name) for name in FIELDS}
+
+    def total(self, counts: Counts, before: Ledger) -> Ledger:
+        """The ledger after a chunk."""
+        numbers = {name: int(getattr(counts, name)) for name in _COUNTS}
+        return Ledger(**self._priced(numbers, before))
+
+    def rows(self, rows: Mapping[str, np.ndarray], before: Ledger) -> dict[str, np.ndarray]:
+        """The recorded rows of a chunk as columns of the history, counts first."""
+        totals = self._priced({name: rows[name].astype(np.int64) for name in _COUNTS}, before)
+        totals["samples"] = sum(totals[name] for name in SAMPLES)
+        totals["step"] = rows["step"].astype(np.int64)
+        kept = [name for name in RECORDED if self.federated or name not in FEDERATED]
+        metrics = {k: v for k, v in rows.items() if k not in _COUNTS and k != "step"}
+        return {name: totals[name] for name in kept} | metrics

@@ -1,0 +1,213 @@
+"""One run in progress: what is known between two chunks."""
+
+import dataclasses
+import time
+import warnings
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from aipod._misc.tree import to_device
+from aipod.algorithms import Alternating, State
+from aipod.problem import Bilevel
+from aipod.slots import Counts
+from aipod.solving._checkpoint import CheckpointError, Checkpoints
+from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
+from aipod.solving._history import History
+from aipod.solving._ledger import Ledger, Price
+from aipod.solving._programs import Program
+from aipod.solving._progress import Progress
+from aipod.solving._solution import Result, Solution
+from aipod.solving._stop import Stop
+
+# Seconds between two returns to Python: short for eyes and Ctrl-C, long against their own cost.
+_CHUNK_SECONDS = 0.5
+# Counts inside a chunk are 32-bit; a limit above this is no limit for one chunk.
+_NO_LIMIT = 2**30
+_CLOCK = "_clock"
+
+
+class Books(NamedTuple):
+    """Everything that a chunk changes. Replaced as one, so that an interrupt leaves them whole."""
+
+    state: State
+    history: History
+    ledger: Ledger
+    clock: np.ndarray
+    elapsed: float
+
+
+class Run:
+    """One run: advances by chunks, keeps books, and saves them."""
+
+    def __init__(
+        self,
+        problem: Bilevel,
+        solver: Alternating,
+        state: State,
+        key: PRNGKeyArray,
+        record: Record | None,
+        every: int,
+        steps: int,
+        stop: Stop,
+    ) -> None:
+        self.problem, self.solver, self.record, self.key = problem, solver, record, key
+        self.every, self.steps, self.stop = every, steps, stop
+        self.books = Books(state, History({}), Ledger(), np.zeros(0), 0.0)
+        self._price = Price.of(problem, state, solver.wire)
+        self._checkpoints: Checkpoints | None = None
+        self._checkpoint_seconds = float("inf")
+        self._saved_at = 0.0
+        self._unsaved = ""
+        self._culprit = ""
+
+    def open_checkpoints(self, checkpoints: Checkpoints, seconds: float, resume: bool) -> None:
+        """Saves into these checkpoints from now on; with `resume` goes on from the newest."""
+        self._checkpoints, self._checkpoint_seconds = checkpoints, seconds
+        if not resume:
+            checkpoints.refuse_overwriting()
+            return
+        found = checkpoints.load_or_refuse(self.books.state)
+        if found is None:
+            return
+        clock = found.columns.pop(_CLOCK)
+        self._refuse_other_columns(found.columns)
+        ledger, elapsed = Ledger(**found.extra["ledger"]), found.extra["elapsed"]
+        self.books = Books(found.state, History(found.columns), ledger, clock, elapsed)
+        self._saved_at = elapsed
+
+    def _refuse_other_columns(self, columns: dict[str, np.ndarray]) -> None:
+        """Raises when `record` returns other columns than those of the checkpoint."""
+        if not columns:
+            return
+        row = jax.eval_shape(lambda state: measured(self.record, state), self.books.state)
+        empty = {name: np.zeros((0, *leaf.shape), leaf.dtype) for name, leaf in row.items()}
+        now = self._price.rows(empty, Ledger())
+        for name in {**columns, **now}:
+            old, new = columns.get(name), now.get(name)
+            if old is None or new is None or old.shape[1:] != new.shape[1:]:
+                raise CheckpointError(
+                    f"record(x, y) returns other columns than when the run was saved ({name!r} "
+                    "differs): resume with the same record, or start anew in another folder."
+                )
+
+    def _save(self) -> None:
+        """Writes a checkpoint; where that fails (a full disk), the run goes on without it."""
+        if self._checkpoints is None:
+            return
+        books = self.books
+        columns = {**books.history, _CLOCK: books.clock}
+        extra = {"ledger": dataclasses.asdict(books.ledger), "elapsed": books.elapsed}
+        self._saved_at = books.elapsed
+        try:
+            self._checkpoints.save(books.state, columns, extra)
+            self._unsaved = ""
+        except OSError as error:
+            self._unsaved = f" The last checkpoint was not written: {error.strerror or error}."
+            warnings.warn(
+                f"step {int(books.state.step)} was not saved ({error.strerror or error}); the run "
+                "goes on, and older checkpoints are kept.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _limits(self, end: int) -> Limits:
+        left = _NO_LIMIT
+        if self.stop.projections is not None:
+            left = min(left, self.stop.projections - self.books.ledger.projections)
+        tolerance = self.stop.tolerance or {}
+        return Limits(
+            end=to_device(end, np.int32),
+            final=to_device(self.steps, np.int32),
+            every=to_device(self.every, np.int32),
+            projections=to_device(left, np.int32),
+            tolerance={name: to_device(value) for name, value in tolerance.items()},
+        )
+
+    def to_the_end(self, front: Any) -> Solution:
+        """Makes steps until one of the reasons to stop holds."""
+        step = int(self.books.state.step)
+        result = None if step < self.steps else Result.completed
+        size, program = 1, None
+        arrays, static = eqx.partition((self.problem, self.solver, self.record), eqx.is_array)
+        while result is None:
+            try:
+                limits = self._limits(min(self.steps, step + size))
+                arguments = (arrays, self.books.state, self.key, limits)
+                if program is None:
+                    program = Program(static, arguments)
+                began, before = time.perf_counter(), step
+                chunk = program(*arguments)
+                jax.block_until_ready(chunk.state)
+                took = time.perf_counter() - began
+                self.books, result = self._after(chunk, took)
+                step = int(self.books.state.step)
+                rate = (step - before) / max(took, 1e-9)
+                self._report(front, rate)
+                # Towards chunks of the wanted duration, not faster than eightfold: the first
+                # steps of a program are slower than the rest.
+                wanted = int(rate * min(_CHUNK_SECONDS, self._checkpoint_seconds))
+                size = max(1, min(wanted, 8 * size, _NO_LIMIT))
+                if self.books.elapsed - self._saved_at >= self._checkpoint_seconds:
+                    self._save()
+            except KeyboardInterrupt:
+                result = Result.interrupted
+        self._save()
+        return self._solution(result)
+
+    def _after(self, chunk: Chunk, took: float) -> tuple[Books, Result | None]:
+        """The books after a chunk, and a result when it was the last one."""
+        old, count = self.books, int(chunk.count)
+        elapsed = old.elapsed + took
+        # Cut on the host: JAX would compile a slice for every new count.
+        rows = {name: np.asarray(value)[:count] for name, value in chunk.rows.items()}
+        books = Books(
+            state=eqx.tree_at(lambda s: s.counts, chunk.state, Counts.zero()),
+            history=old.history.extended(self._price.rows(rows, old.ledger)),
+            ledger=self._price.total(chunk.state.counts, old.ledger),
+            clock=np.concatenate([old.clock, np.full(count, elapsed)]),
+            elapsed=elapsed,
+        )
+        if not bool(chunk.finite):
+            self._culprit = QUANTITIES[int(chunk.culprit)]
+            return books, Result.diverged
+        if bool(chunk.converged):
+            return books, Result.converged
+        limit = self.stop.projections
+        if limit is not None and books.ledger.projections >= limit:
+            return books, Result.out_of_projections
+        if int(books.state.step) >= self.steps:
+            return books, Result.completed
+        if self.stop.seconds is not None and elapsed >= self.stop.seconds:
+            return books, Result.out_of_time
+        return books, None
+
+    def _report(self, front: Any, rate: float) -> None:
+        books = self.books
+        step = int(books.state.step)
+        front(Progress(step, self.steps, books.elapsed, rate, books.ledger, books.history))
+
+    def _solution(self, result: Result) -> Solution:
+        books = self.books
+        step = int(books.state.step)
+        state = eqx.tree_at(lambda s: s.counts, books.state, Counts.zero())
+        message = f"{result.value} ({step:,} outer steps)"
+        if result is Result.diverged:
+            message = (
+                f"diverged at outer step {step + 1}: {self._culprit} became NaN or infinite; the "
+                f"state after step {step} is kept. {self.solver.remedy()}"
+            )
+        return Solution(
+            x=state.x,
+            y=state.y,
+            result=result,
+            message=message + self._unsaved,
+            history=books.history,
+            ledger=books.ledger,
+            state=state,
+            seconds=books.clock,
+            problem=self.problem,
+        )
