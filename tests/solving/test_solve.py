@@ -1,5 +1,6 @@
 """The loop around the solvers: what it records, when it stops, and what survives a crash."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -382,3 +383,22 @@ def test_bad_input_gets_one_clear_sentence(name):
     act, pattern = BAD[name]
     with pytest.raises(ValueError, match=pattern):
         act()
+
+
+def test_counts_beyond_32_bits():
+    """4 million examples a batch: 2^31 samples are passed after a hundred outer steps."""
+
+    class Huge(aipod.AbstractSampler):
+        size: int = 4_000_000
+
+        def __call__(self, key):
+            return None
+
+    case = synthetic()
+    problem = dataclasses.replace(case.problem, upper_samples=Huge(), lower_samples=Huge())
+    solution = aipod.solve(problem, SOLVER, case.x, case.y, 2_000, key=KEY, every=400)
+    per_step = solve(1).ledger
+    assert solution.ledger.lower_samples == 2_000 * per_step.lower_samples * 4_000_000
+    assert solution.ledger.upper_samples == 2_000 * per_step.upper_samples * 4_000_000
+    assert (np.diff(solution.history["lower_samples"]) > 0).all()
+    assert solution.history["lower_samples"][-1] == solution.ledger.lower_samples
