@@ -6,7 +6,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import optax
 from jaxtyping import Array, PyTree
 
@@ -15,11 +14,12 @@ from aipod.problem import Bilevel, draw, grad_y_upper
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._iterate import conjugate_gradients
 from aipod.stepsize import check_not_negative, check_steps
 
 
 class ConjugateGradient(AbstractAdjoint):
-    """Conjugate gradients on P G P by Lineax, on one sample of G.
+    """Conjugate gradients on P G P, on one sample of G.
 
     **Arguments:**
 
@@ -79,8 +79,8 @@ def solve_projected(
     right = lower_set.cotangent(gradient)
     along = lower_set.tangent(right)
     size = optax.tree.norm(right)
-    # Lineax tests both the residual and the step against one tolerance. With the right-hand side
-    # and the curvature along it scaled to 1 that tolerance means the same for every problem.
+    # With the right-hand side and the curvature along it scaled to 1, single precision neither
+    # overflows nor vanishes, and a tolerance means the same for every problem.
     curvature = jnp.abs(optax.tree.vdot(along, hessian(along))) + damping * size**2
     scale = jnp.where(curvature > 0, curvature / jnp.where(size > 0, size, 1.0) ** 2, 1.0)
 
@@ -95,19 +95,15 @@ def solve_projected(
             optax.tree.sub(outside, lower_set.cotangent(outside)),
         )
 
-    operator = lx.FunctionLinearOperator(
-        matvec, jax.eval_shape(lambda: y), lx.positive_semidefinite_tag
-    )
     unit = jnp.where(size > 0, size, 1.0)
     floor = 50 * float(jnp.finfo(size.dtype).eps)
     if max_steps is None:
         max_steps = 10 * sum(leaf.size for leaf in jax.tree.leaves(y))
-    solver = lx.CG(
-        rtol=0.0,
-        atol=jnp.maximum(jnp.maximum(rtol, atol / unit), floor),
-        norm=optax.tree.norm,
-        max_steps=max_steps,
+    found = conjugate_gradients(
+        matvec,
+        optax.tree.scale(1 / unit, right),
+        tolerance=jnp.maximum(jnp.maximum(rtol, atol / unit), floor),
+        max_steps=min(max_steps, 2**31 - 1),
     )
-    solution = lx.linear_solve(operator, optax.tree.scale(1 / unit, right), solver, throw=False)
-    z = optax.tree.scale(unit / scale, lower_set.tangent(solution.value))
-    return cast_like(z, y), solution.stats["num_steps"]
+    z = optax.tree.scale(unit / scale, lower_set.tangent(found.value))
+    return cast_like(z, y), found.steps
