@@ -1,4 +1,4 @@
-"""Conjugate gradients: in single precision, for many unknowns, and on matrices they cannot solve."""
+"""Conjugate gradients: in single precision, with many unknowns, and where they cannot succeed."""
 
 import jax
 import jax.numpy as jnp
