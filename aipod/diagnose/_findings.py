@@ -1,4 +1,4 @@
-"""What `check` hands back: findings, the numbers behind them, and a table to print."""
+"""What `check` returns: findings, the numbers behind them, and a table to print."""
 
 import dataclasses
 import textwrap
@@ -20,7 +20,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """The ends of a spectrum; unless `settled`, the true ends lie further out."""
+    """The smallest and the largest eigenvalue; unless `settled`, the true ones lie further out."""
 
     smallest: float
     largest: float
@@ -35,8 +35,8 @@ class Spectrum:
 class LowerCurvature:
     """The curvature of g in y on the whole space and on Ker A; None where Ker A is {0}.
 
-    In the inner product in which the set's `project` is orthogonal, which is the usual one unless
-    a Consensus is weighted: that is where the algorithms' steps are taken.
+    Measured in the inner product in which the set's `project` is orthogonal, because the solvers
+    step in it. It is the usual one unless a Consensus is weighted.
     """
 
     whole: Spectrum
@@ -47,15 +47,15 @@ class LowerCurvature:
 class Report:
     """What `check` found; prints as a table.
 
-    **Fields:** all that could not be measured stays empty or None.
+    **Fields:** what could not be measured is empty or None.
 
     - `ok`: whether there are no errors; warnings may remain.
     - `findings`: every `Finding`, in the order of the table.
-    - `ranks`, `dimensions`: of the constraints and of their null spaces, for `"upper_set"` and
-        `"lower_set"`; None where the constraints were never factored.
+    - `ranks`, `dimensions`: the rank of the constraints and the dimension of their null space, for
+        `"upper_set"` and `"lower_set"`; None where the constraints were never factored.
     - `lower_curvature`: `whole` and `kernel`, each with `smallest` and `largest`.
-    - `gradient_errors`: relative to finite differences, for `"upper_x"`, `"upper_y"`, `"lower_x"`
-        and `"lower_y"`; NaN where rounding hides the difference.
+    - `gradient_errors`: relative errors against finite differences, for `"upper_x"`, `"upper_y"`,
+        `"lower_x"` and `"lower_y"`; NaN where rounding hides the difference.
     - `hypergradient_error`: the same for the hypergradient.
     - `suggested`: step sizes by the names of the solvers' arguments.
     """
@@ -89,7 +89,7 @@ class Report:
 
 
 class Notes:
-    """Findings and numbers as they come in."""
+    """Collects findings and numbers while `check` runs."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -105,14 +105,14 @@ class Notes:
         self.findings.append(Finding(name, "error", value, remedy))
 
     def expect(self, holds: bool, name: str, value: str, remedy: str) -> None:
-        """An error unless it holds."""
+        """Notes an ok finding where `holds`, else an error."""
         if holds:
             self.ok(name, value)
         else:
             self.error(name, value, remedy)
 
     def attempt(self, name: str, section: Callable[..., Any], *args: Any) -> Any:
-        """section(self, *args), or None and a finding: the functions under test raise anything."""
+        """Runs section(self, *args); an exception becomes an error finding and returns None."""
         try:
             return section(self, *args)
         except Exception as error:
@@ -128,7 +128,7 @@ class Notes:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, without the pages that JAX adds to it."""
+    """The first line of an exception's message; JAX adds pages to it."""
     lines = str(error).strip().splitlines()
     return textwrap.shorten(lines[0] if lines else "no message", 400)
 

@@ -1,4 +1,4 @@
-"""The ends of the spectrum of the lower Hessian, from products with it alone."""
+"""The smallest and the largest eigenvalue of the lower Hessian, from products with it alone."""
 
 import math
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from aipod.diagnose._findings import Spectrum
 from aipod.diagnose._measure import precision
 from aipod.problem import Bilevel, draw, hessian_product
 from aipod.sets import AbstractSet
-from aipod.sets._base import total_size
+from aipod.sets._inputs import total_size
 
-# Lanczos is exact up to this dimension; beyond it the ends of a spectrum settle first.
+# Up to this dimension Lanczos is exact; beyond it the ends of the spectrum converge first.
 _LANCZOS_STEPS = 100
 
 
@@ -53,7 +53,7 @@ def _random(y: PyTree, key: PRNGKeyArray) -> np.ndarray:
 
 
 def _scaled(lower_set: AbstractSet, y: PyTree, v: np.ndarray) -> tuple[PyTree, PyTree]:
-    """s and s v with s^2 = riesz: in v the set's inner product is the usual one."""
+    """s and s v, with s^2 = riesz: in terms of v the set's inner product is the usual one."""
     flat, restore = ravel_pytree(y)
     scale = jax.tree.map(jnp.sqrt, lower_set.riesz(optax.tree.ones_like(y)))
     return scale, cast_like(optax.tree.mul(scale, restore(jnp.asarray(v, flat.dtype))), y)
@@ -85,7 +85,7 @@ def _lanczos(
     start: np.ndarray,
     eps: float,
 ) -> Spectrum:
-    """Full reorthogonalisation, on the subspace that `restrict` projects to."""
+    """Lanczos with full reorthogonalisation, on the subspace that `restrict` projects to."""
     limit = min(start.size, _LANCZOS_STEPS)
     basis = [start / np.linalg.norm(start)]
     diagonal: list[float] = []
@@ -93,7 +93,7 @@ def _lanczos(
 
     def off_basis(v: np.ndarray) -> np.ndarray:
         so_far = np.stack(basis)
-        for _ in range(2):  # once leaves what rounding hid; twice is enough
+        for _ in range(2):  # one pass leaves rounding errors, two are enough
             v = v - so_far.T @ (so_far @ v)
         return v
 
@@ -106,7 +106,8 @@ def _lanczos(
         rest = float(np.linalg.norm(image))
         if len(basis) >= limit or rest <= eps**0.75 * max(map(abs, diagonal + beside)):
             break
-        # Scaled up, rounding error off Ker A would pass for a direction of no curvature.
+        # The division magnifies rounding errors outside Ker A, where they would be taken for a
+        # direction without curvature.
         image = off_basis(restrict(image / rest))
         length = float(np.linalg.norm(image))
         if length < 0.5:

@@ -1,4 +1,4 @@
-"""What `check` measures: ranks, and derivatives against finite differences."""
+"""What `check` measures: derivatives against finite differences."""
 
 import math
 from collections.abc import Callable
@@ -13,9 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._hypergradient import exact_hypergradient, exact_lower
 from aipod.problem import Bilevel, Objective
-from aipod.sets import AbstractSet, Budget, Consensus, Free, Product
-from aipod.sets._affine import AbstractLinearSet
-from aipod.sets._base import total_size
+from aipod.sets._inputs import total_size
 
 
 def precision(*trees: PyTree) -> float:
@@ -41,31 +39,6 @@ def same_batch(first: Any, second: Any) -> bool:
     return len(leaves[0]) == len(leaves[1]) and all(
         np.array_equal(plain(a), plain(b)) for a, b in zip(*leaves, strict=True)
     )
-
-
-def constraints(set_: AbstractSet, point: PyTree) -> tuple[int | None, int | None]:
-    """How many constraints a set puts on a point, and their rank; None for what is not known."""
-    if isinstance(set_, Free):
-        return 0, 0
-    if isinstance(set_, Budget):
-        return 1, 1
-    if isinstance(set_, Consensus):
-        clients = jnp.shape(jax.tree.leaves(point)[0])[0]
-        rank = total_size(point) // clients * (clients - 1)
-        return rank, rank
-    if isinstance(set_, AbstractLinearSet):
-        return total_size(set_.target), set_.rank
-    if isinstance(set_, Product):
-        sets = set_.parts
-        labels = sets if isinstance(sets, dict) else range(len(sets))
-        counts, ranks = zip(*(constraints(sets[i], point[i]) for i in labels), strict=True)
-        return _total(counts), _total(ranks)
-    return None, None
-
-
-def _total(counts: tuple[int | None, ...]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 @eqx.filter_jit
@@ -98,7 +71,7 @@ def gradient_error(
             move[index] = optax.tree.scale(step, direction)
             return float(central_difference(objective, x, y, batch, (move[0], move[1])))
 
-        # At a stationary point the gradient is rounding error; a step away it is not.
+        # At a stationary point the gradient is only rounding error, but a step away it is not.
         point = [x, y]
         point[index] = optax.tree.add_scale(tree, length, direction)
         away = norm(values_and_gradients(objective, point[0], point[1], batch)[1][index])
@@ -119,7 +92,7 @@ def gradient_error(
 def upper_curvature(
     problem: Bilevel, x: PyTree, y0: PyTree, gradient: PyTree, key: PRNGKeyArray
 ) -> float:
-    """How fast the hypergradient changes along itself in the upper set; where it is 0, anywhere."""
+    """How fast the hypergradient changes along its own direction; where it is 0, a random one."""
     upper_set = problem.upper_set
 
     def direction(slope: PyTree) -> PyTree:
@@ -132,7 +105,7 @@ def upper_curvature(
     length = precision(x) ** 0.25 * max(1.0, norm(x))
     moved = optax.tree.add_scale(x, length / norm(along), along)
     change = norm(direction(optax.tree.sub(exact_hypergradient(problem, moved, y0), gradient)))
-    # Less than this is the error of the two hypergradients: F is linear here.
+    # A smaller change is within the error of the two hypergradients: F is linear here.
     return change / length if change > precision(x) ** 0.5 * size else 0.0
 
 
@@ -178,13 +151,13 @@ def mismatch(
 ) -> float:
     """How far `slope` is from difference(step) / (2 step), relative to the larger.
 
-    The best of several steps counts, since a kink or a strong curvature spoils the long ones and
-    rounding the short ones, while a wrong derivative spoils all. NaN says that rounding hides
-    whether they agree to `tolerance`, infinity that the function is not finite so near.
+    The best of several steps counts: a kink or a strong curvature spoils the long ones, rounding
+    the short ones, and a wrong derivative all of them. NaN means that rounding hides whether the
+    two agree to `tolerance`, infinity that the function is not finite where it was evaluated.
 
     **Arguments:**
 
-    - `typical`: the size of such slopes, where this one is small by chance.
+    - `typical`: how large such slopes usually are; this one may be small by chance.
     - `rounding`: the error of difference(step).
     """
     errors = []

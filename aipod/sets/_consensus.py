@@ -9,7 +9,9 @@ import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import all_finite
-from aipod.sets._base import AbstractSet, require_concrete
+from aipod.sets._agreement import AbstractAgreement, AbstractRound, bytes_of_one_client
+from aipod.sets._inputs import require_concrete, total_size
+from aipod.sets._set import AbstractSet
 
 
 def _beside(weights: Array, leaf: Array) -> Array:
@@ -17,17 +19,17 @@ def _beside(weights: Array, leaf: Array) -> Array:
     return weights.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
 
 
-class Consensus(AbstractSet):
+class Consensus(AbstractAgreement):
     """All clients agree: y_1 = ... = y_M along the leading axis of every leaf.
 
     Projection is the mean over clients, broadcast: a communication round (`A-V2`, `proj_y_fed`).
     With weights the mean is weighted; it is then the orthogonal projection in the inner product
     sum_m w_m <u_m, v_m>, and `riesz` turns an ordinary gradient into a direction there.
 
-    With `participation` below 1 every round averages a fresh random subset of the clients, of one
-    size, drawn without replacement. Averages of directions are unbiased for the full mean; points
-    are averaged with the weights of those present, so that where clients agree nothing moves, and
-    corrections of absent clients are kept, so that the corrections still sum to zero: a solution
+    With `participation` below 1 every round takes a fresh random subset of the clients, always of
+    the same size. Points are averaged over the clients present, so nothing moves where all clients
+    agree. Directions are averaged so that the result is unbiased for the mean over all clients.
+    Absent clients keep their corrections. The corrections then still sum to zero, and a solution
     stays a fixed point.
 
     **Arguments:**
@@ -94,26 +96,16 @@ class Consensus(AbstractSet):
     def everyone(self) -> bool:
         return self.participation == 1
 
-    @property
-    def federated(self) -> bool:
-        return True
-
-    @property
-    def per_client(self) -> bool:
-        return True
+    def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
+        clients = jnp.shape(jax.tree.leaves(point)[0])[0]
+        rank = total_size(point) // clients * (clients - 1)
+        return rank, rank
 
     def message_size(self, y: PyTree) -> int:
-        whole = sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
-        return round(self.participation * whole)
-
-    def directions(self) -> "Consensus":
-        return self
+        return round(self.participation * bytes_of_one_client(y))
 
     def for_round(self, key: PRNGKeyArray) -> AbstractSet:
         return self if self.participation == 1 else _SomeClients(self, key)
-
-    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
-        return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return optax.tree.sub(y, self.project(y))
@@ -131,8 +123,8 @@ class Consensus(AbstractSet):
             )
 
 
-class _SomeClients(AbstractSet):
-    """Consensus as one round with absent clients sees it."""
+class _SomeClients(AbstractRound):
+    """Consensus in one round, with some clients absent."""
 
     base: Consensus
     key: PRNGKeyArray
@@ -144,7 +136,7 @@ class _SomeClients(AbstractSet):
         return jnp.zeros(clients).at[chosen].set(1.0)
 
     def _shares(self, clients: int) -> Array:
-        """The weights of the present clients, and 0 for the others."""
+        """The weights of the clients present, and 0 for the others."""
         weights = 1 / clients if self.base.weights is None else self.base.weights
         return weights * self._present(clients)
 
@@ -167,19 +159,8 @@ class _SomeClients(AbstractSet):
 
         return jax.tree.map(estimate, v)
 
-    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
-        # The corrections of all clients average to zero, those of the present ones do not:
-        # subtracting theirs would move even a solution.
-        return self.project(y)
-
     def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
         def choose(a: Array, b: Array) -> Array:
             return jnp.where(_beside(self._present(a.shape[0]), a) > 0, a, b)
 
         return jax.tree.map(choose, new, old)
-
-    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
-        return self.base.anchor(x, like=like)
-
-    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
-        return self.base.residual(y, x)

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import ArrayLike, PyTree
 
-from aipod.sets._affine import AbstractLinearSet, as_coupling
-from aipod.sets._base import describe_shapes, require_concrete, require_finite
-from aipod.sets._linear import DenseMap, IterativeMap, sparse_map
+from aipod.sets._inputs import describe_shapes, require_concrete, require_finite
+from aipod.sets._iterative import sparse_map
+from aipod.sets._linear import AbstractMap, DenseMap, StackedMap
+from aipod.sets._linear_set import AbstractLinearSet, Equations
+from aipod.sets._right import RightHandSide, as_coupling
 
 
 class Flow(AbstractLinearSet):
@@ -18,12 +20,12 @@ class Flow(AbstractLinearSet):
 
     A flow has one entry for each edge; with demands of shape (commodities, nodes) it has shape
     (commodities, edges). Supplies are negative demands, and each commodity's demands sum to zero
-    over every connected part of the graph: one row of the incidence matrix is redundant there.
+    over every connected part of the graph, where one row of the incidence matrix is redundant.
 
     **Arguments:**
 
     - `senders`, `receivers`: the node each edge leaves, and the one it enters.
-    - `demand`: what each node must keep of the flow.
+    - `demand`: how much of the flow each node keeps.
     - `coupling`: h, a function of x in the shape of `demand`.
 
     !!! example
@@ -34,12 +36,9 @@ class Flow(AbstractLinearSet):
         ```
     """
 
-    map: DenseMap | IterativeMap
-    target: PyTree
-    coupling: Callable[[PyTree], PyTree] | None
-    particular: PyTree | None
+    equations: Equations
 
-    # Above this many entries a dense factor is larger and slower than an iterative solve.
+    # With more entries than this, a dense factor is larger and slower than an iterative solve.
     _DENSE_ENTRIES = 4_000_000
 
     def __init__(
@@ -52,12 +51,12 @@ class Flow(AbstractLinearSet):
         require_concrete((senders, receivers, demand), "Flow")
         require_finite(demand, "demand")
         tail, head = np.asarray(senders), np.asarray(receivers)
-        self.target = jnp.asarray(demand, float)
-        if self.target.ndim not in (1, 2):
+        target = jnp.asarray(demand, float)
+        if target.ndim not in (1, 2):
             raise ValueError(
-                f"demand must have shape (nodes,) or (commodities, nodes), got {self.target.shape}."
+                f"demand must have shape (nodes,) or (commodities, nodes), got {target.shape}."
             )
-        nodes = self.target.shape[-1]
+        nodes = target.shape[-1]
         if tail.ndim != 1 or tail.shape != head.shape or tail.dtype.kind not in "iu":
             raise ValueError(
                 "senders and receivers must be two integer vectors of one length, one entry for "
@@ -69,6 +68,16 @@ class Flow(AbstractLinearSet):
             raise ValueError(
                 f"senders and receivers must name nodes 0 to {nodes - 1}: demand has {nodes} nodes."
             )
+        map = self._incidence(tail, head, nodes)
+        if target.ndim == 2:
+            map = StackedMap(map, target.shape[0])
+        self.equations = Equations(
+            map,
+            RightHandSide(target, as_coupling(coupling)),
+            name="the Flow set (does each demand sum to zero?)",
+        )
+
+    def _incidence(self, tail: np.ndarray, head: np.ndarray, nodes: int) -> AbstractMap:
         edges = np.arange(tail.size)
         entries = np.concatenate([np.ones(tail.size), -np.ones(tail.size)])
         incidence = scipy.sparse.coo_array(
@@ -77,54 +86,14 @@ class Flow(AbstractLinearSet):
         )
         dtype = jnp.result_type(float)
         if nodes * tail.size <= self._DENSE_ENTRIES:
-            self.map = DenseMap(incidence.toarray(), dtype)
-        else:
-            self.map = sparse_map(incidence, dtype)
-        self.coupling = as_coupling(coupling)
-        self.particular = None
-        if self.coupling is None:
-            self.particular = self._require_nonempty(
-                self.target, "the Flow set (does each demand sum to zero?)"
-            )
-
-    @property
-    def rank(self) -> int | None:
-        """Of all commodities together; None where the graph was too large to factor."""
-        own = self.map.rank
-        return None if own is None else own * int(np.prod(self.target.shape[:-1], dtype=int))
-
-    def _shape(self) -> tuple[int, ...]:
-        return (*self.target.shape[:-1], self.map.in_structure.shape[0])
+            return DenseMap(incidence.toarray(), dtype)
+        return sparse_map(incidence, dtype)
 
     def _flatten(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         leaves, structure = jax.tree.flatten(y)
-        if len(leaves) != 1 or jnp.shape(leaves[0]) != self._shape():
+        shape = self.map.in_structure.shape
+        if len(leaves) != 1 or jnp.shape(leaves[0]) != shape:
             raise ValueError(
-                f"a flow on this graph is one array of shape {self._shape()}, got "
-                f"{describe_shapes(y)}."
+                f"a flow on this graph is one array of shape {shape}, got {describe_shapes(y)}."
             )
         return leaves[0], lambda flat: jax.tree.unflatten(structure, [flat])
-
-    def _per_commodity(self, function: Callable[..., Array], *values: Array) -> Array:
-        # The dense map takes a batch as it is; a Lineax operator wants one vector at a time.
-        if isinstance(self.map, DenseMap) or values[0].ndim == 1:
-            return function(*values)
-        return jax.vmap(function)(*values)
-
-    def _tangent(self, flat: PyTree) -> PyTree:
-        return self._per_commodity(self.map.tangent, flat)
-
-    def _mv(self, flat: PyTree) -> PyTree:
-        return self._per_commodity(self.map.mv, flat)
-
-    def _solve(self, b: PyTree) -> PyTree:
-        return self._per_commodity(self.map.solve, b)
-
-    def _lift(self, coordinates: PyTree) -> PyTree:
-        return self._per_commodity(self.map.lift, coordinates)
-
-    def _project(self, flat: PyTree, coordinates: PyTree) -> PyTree:
-        return self._per_commodity(self.map.project, flat, coordinates)
-
-    def example(self) -> PyTree:
-        return jnp.zeros(self._shape(), self.target.dtype)

@@ -1,36 +1,82 @@
-"""Linear maps with a fixed null space: what every linear equality constraint needs of its matrix.
+"""Linear maps with a known null space: what every linear equality constraint needs of its matrix.
 
-`DenseMap` factors a matrix once; `IterativeMap` never forms one. Both answer the same questions:
-`mv` (A v), `tangent` (the projection of v on Ker A), `solve` (A^+ b, in whatever coordinates suit
-the map), `lift` (a vector from those coordinates) and `project` (the nearest solution to v).
+`DenseMap` factors a matrix once; `IterativeMap` (in `_iterative.py`) never forms one.
 """
 
+import abc
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
-import optax
 import scipy.linalg
-import scipy.sparse
-from jax.experimental.sparse import BCOO
 from jaxtyping import Array, Float, PyTree
 
 from aipod._misc.tree import to_device
 
 
+class AbstractMap(eqx.Module):
+    """A linear map A. Solutions are kept in coordinates that suit the map; `lift` undoes that."""
+
+    @property
+    @abc.abstractmethod
+    def rank(self) -> int | None:
+        """The rank of A; None where A was never factored."""
+
+    @property
+    @abc.abstractmethod
+    def in_structure(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """The shapes of v in A v."""
+
+    @property
+    @abc.abstractmethod
+    def out_structure(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """The shapes of A v."""
+
+    @abc.abstractmethod
+    def mv(self, v: PyTree) -> PyTree:
+        """A v."""
+
+    @abc.abstractmethod
+    def tangent(self, v: PyTree) -> PyTree:
+        """The projection of v on Ker A."""
+
+    @abc.abstractmethod
+    def solve(self, b: PyTree) -> PyTree:
+        """A^+ b, in coordinates."""
+
+    @abc.abstractmethod
+    def solve_known(self, b: PyTree, *, stacked: bool = False) -> tuple[PyTree, PyTree]:
+        """`solve`, and A A^+ b - b, for a b that has a value; compiles nothing where possible.
+
+        With `stacked`, b holds several right-hand sides along a leading axis.
+        """
+
+    @abc.abstractmethod
+    def lift(self, coordinates: PyTree) -> PyTree:
+        """A vector from its coordinates."""
+
+    @abc.abstractmethod
+    def project(self, v: PyTree, coordinates: PyTree) -> PyTree:
+        """The solution nearest to v, given the coordinates of one solution."""
+
+    @abc.abstractmethod
+    def pull(self, matrix: Array) -> Array | None:
+        """A^+ H in coordinates; None where that would take one solve for each column of H."""
+
+
 def _by_rows(v: Float[Array, "*b r"], matrix: Float[Array, "d r"]) -> Float[Array, "*b d"]:
-    """v @ matrix.T, read as it lies in memory: for a `.T` XLA would copy the matrix every time."""
+    """v @ matrix.T without the transposed copy of the matrix that XLA would make every time."""
     return jax.lax.dot_general(v, matrix, (((v.ndim - 1,), (1,)), ((), ())))
 
 
-class DenseMap(eqx.Module):
-    """A dense matrix, factored once by a singular value decomposition of any rank.
+class DenseMap(AbstractMap):
+    """A dense matrix of any rank, factored once by a singular value decomposition.
 
-    Of the row space and the kernel only the smaller basis serves `tangent`, so a projection costs
-    O(d min(r, d - r)). Everything acts on the last axis; leading axes are a batch.
+    `tangent` uses the smaller of two bases, that of the row space and that of the kernel, so a
+    projection costs O(d min(r, d - r)). Coordinates are those in the row basis. Everything acts on
+    the last axis; leading axes are a batch.
     """
 
     matrix: Float[Array, "m d"]
@@ -40,7 +86,7 @@ class DenseMap(eqx.Module):
 
     def __init__(self, matrix: np.ndarray, dtype: Any) -> None:
         rows, columns = matrix.shape
-        # In float64 whatever the working precision: the factor is made once, its error stays.
+        # Always in float64: the factor is computed once, and every projection inherits its error.
         wide = np.asarray(matrix, np.float64)
         # LAPACK refuses empty matrices; a map without rows or columns has rank 0.
         if wide.size == 0:
@@ -79,11 +125,11 @@ class DenseMap(eqx.Module):
         return v - self.lift(v @ self.row)
 
     def solve(self, b: Float[Array, "*b m"]) -> Float[Array, "*b r"]:
-        """A^+ b in the row basis."""
         return b @ self.scaled_left
 
-    def solve_on_host(self, b: Float[Array, "*b m"]) -> tuple[Array, np.ndarray]:
-        """`solve`, and by how much that misses A y = b; by NumPy, which compiles nothing."""
+    def solve_known(
+        self, b: Float[Array, "*b m"], *, stacked: bool = False
+    ) -> tuple[Array, np.ndarray]:
         right = np.asarray(b)
         coordinates = right @ np.asarray(self.scaled_left)
         miss = coordinates @ np.asarray(self.row).T @ np.asarray(self.matrix).T - right
@@ -97,111 +143,55 @@ class DenseMap(eqx.Module):
     ) -> Float[Array, "*b d"]:
         if self.kernel is not None:
             return self.tangent(v) + self.lift(coordinates)
-        # In the row basis there and back: the solution itself is never formed, which would read
-        # the basis a third time.
+        # Forming the particular solution itself would read the basis a third time.
         return v + self.lift(coordinates - v @ self.row)
 
+    def pull(self, matrix: Array) -> Array | None:
+        slope = np.asarray(self.scaled_left).T @ np.asarray(matrix)
+        return jnp.asarray(slope, self.matrix.dtype)
 
-class _SparseProduct(eqx.Module):
-    """v -> A v for a matrix in coordinate form, entries sorted by row."""
 
-    values: Float[Array, " nnz"]
-    rows: Array
-    columns: Array
+class StackedMap(AbstractMap):
+    """One map, applied to each of several vectors: v has a leading axis of length `count`."""
+
+    base: AbstractMap
     count: int = eqx.field(static=True)
 
-    def __call__(self, v: Float[Array, " d"]) -> Float[Array, " m"]:
-        return jax.ops.segment_sum(
-            self.values * v[self.columns], self.rows, self.count, indices_are_sorted=True
-        )
-
-
-class IterativeMap(eqx.Module):
-    """A sparse matrix or a Lineax operator: projections by LSMR, in the memory of A and vectors.
-
-    LSMR started at zero ends in the solution of least norm, for any rank. Acts on pytrees with
-    the structure of the operator, whose rows may have been divided by `row_scale`.
-    """
-
-    operator: lx.AbstractLinearOperator
-    row_scale: Array | None
-    rtol: float = eqx.field(static=True)
-    max_steps: int | None = eqx.field(static=True)
-
     @property
-    def rank(self) -> None:
-        return None  # finding it would cost a factorisation
+    def rank(self) -> int | None:
+        own = self.base.rank
+        return None if own is None else own * self.count
 
     @property
     def in_structure(self) -> PyTree[jax.ShapeDtypeStruct]:
-        return self.operator.in_structure()
+        return self._stacked(self.base.in_structure)
 
     @property
     def out_structure(self) -> PyTree[jax.ShapeDtypeStruct]:
-        return self.operator.out_structure()
+        return self._stacked(self.base.out_structure)
+
+    def _stacked(self, structure: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((self.count, *s.shape), s.dtype), structure
+        )
 
     def mv(self, v: PyTree) -> PyTree:
-        image = self.operator.mv(v)
-        return image if self.row_scale is None else image * self.row_scale
-
-    def solve(self, b: PyTree) -> PyTree:
-        """A^+ b as it is."""
-        return self._least_norm(b if self.row_scale is None else b / self.row_scale)
-
-    def lift(self, coordinates: PyTree) -> PyTree:
-        return coordinates
-
-    def project(self, v: PyTree, coordinates: PyTree) -> PyTree:
-        return optax.tree.add(self.tangent(v), coordinates)
+        return jax.vmap(self.base.mv)(v)
 
     def tangent(self, v: PyTree) -> PyTree:
-        # A second pass on the remainder removes what the first left of the row space.
-        once = optax.tree.sub(v, self._least_norm(self.operator.mv(v)))
-        return optax.tree.sub(once, self._least_norm(self.operator.mv(once)))
+        return jax.vmap(self.base.tangent)(v)
 
-    def _least_norm(self, b: PyTree) -> PyTree:
-        # conlim would end the iteration early on rank-deficient maps, where LSMR is still right.
-        solver = lx.LSMR(
-            rtol=self.rtol, atol=self.rtol, max_steps=self.max_steps, conlim=float("inf")
-        )
-        return lx.linear_solve(self.operator, b, solver, throw=False).value
+    def solve(self, b: PyTree) -> PyTree:
+        return jax.vmap(self.base.solve)(b)
 
+    def solve_known(self, b: PyTree, *, stacked: bool = False) -> tuple[PyTree, PyTree]:
+        return self.base.solve_known(b, stacked=True)
 
-def sparse_map(matrix: Any, dtype: Any) -> IterativeMap:
-    """An `IterativeMap` of a scipy.sparse matrix.
+    def lift(self, coordinates: PyTree) -> PyTree:
+        return jax.vmap(self.base.lift)(coordinates)
 
-    Rows of length one make LSMR's matrix better conditioned and leave the set as it was.
-    """
-    csr = scipy.sparse.csr_array(matrix, dtype=np.float64)
-    csr.sum_duplicates()
-    norms = np.sqrt(np.asarray(csr.multiply(csr).sum(axis=1)).ravel())
-    norms = np.where(norms > 0, norms, 1.0)
-    coo = scipy.sparse.coo_array(scipy.sparse.diags_array(1 / norms) @ csr)
-    order = np.lexsort((coo.col, coo.row))
-    product = _SparseProduct(
-        jnp.asarray(coo.data[order], dtype),
-        jnp.asarray(coo.row[order], jnp.int32),
-        jnp.asarray(coo.col[order], jnp.int32),
-        csr.shape[0],
-    )
-    structure = jax.ShapeDtypeStruct((csr.shape[1],), jnp.dtype(dtype))
-    # The product is itself a pytree of arrays: without closure conversion it stays an argument of
-    # whatever is compiled with it.
-    operator = lx.FunctionLinearOperator(product, structure, closure_convert=False)
-    return operator_map(operator, jnp.asarray(norms, dtype))
+    def project(self, v: PyTree, coordinates: PyTree) -> PyTree:
+        return jax.vmap(self.base.project)(v, coordinates)
 
-
-def operator_map(
-    operator: lx.AbstractLinearOperator, row_scale: Array | None = None
-) -> IterativeMap:
-    """An `IterativeMap` of a Lineax operator."""
-    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(operator.in_structure()))).eps)
-    size = sum(s.size for s in jax.tree.leaves(operator.in_structure()))
-    steps = max(1000, min(4 * size, 100_000))
-    return IterativeMap(operator, row_scale, rtol=10 * eps, max_steps=steps)
-
-
-def bcoo_to_scipy(matrix: BCOO) -> Any:
-    indices = np.asarray(matrix.indices)
-    coordinates = (indices[:, 0], indices[:, 1])
-    return scipy.sparse.coo_array((np.asarray(matrix.data), coordinates), shape=matrix.shape)
+    def pull(self, matrix: Array) -> Array | None:
+        return None

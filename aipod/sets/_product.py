@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from aipod.sets._base import AbstractSet
+from aipod.sets._set import AbstractSet
 
 
 class Product(AbstractSet):
@@ -65,12 +65,18 @@ class Product(AbstractSet):
     def constrained(self) -> bool:
         return any(s.constrained for s in self.sets())
 
+    def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
+        found = self._each(lambda s, part: s.constraints(part), point)
+        pairs = found.values() if isinstance(found, dict) else found
+        counts, ranks = zip(*pairs, strict=True)
+        return _total(counts), _total(ranks)
+
     @property
     def federated(self) -> bool:
         return any(s.federated for s in self.sets())
 
     def for_round(self, key: PRNGKeyArray) -> "Product":
-        # One key for all parts: the clients that take part in a round bring everything along.
+        # One key for all parts: a client that takes part in a round takes part with everything.
         return Product(self._each(lambda s: s.for_round(key)))
 
     def directions(self) -> "Product":
@@ -118,3 +124,8 @@ class Product(AbstractSet):
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
         self._each(lambda s, part: s.check(part, x, name=f"a part of {name}"), y)
+
+
+def _total(counts: tuple[int | None, ...]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

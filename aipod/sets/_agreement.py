@@ -1,0 +1,49 @@
+"""Agreement between clients: what all its forms, simulated or over a network, have in common."""
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from aipod.sets._geometry import zero_anchor
+from aipod.sets._set import AbstractSet
+
+
+class AbstractAgreement(AbstractSet):
+    """All clients agree. The leading axis of every leaf of a point is the client axis."""
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return zero_anchor(like)
+
+    @property
+    def federated(self) -> bool:
+        return True
+
+    @property
+    def per_client(self) -> bool:
+        return True
+
+    def directions(self) -> AbstractSet:
+        # A linear subspace already.
+        return self
+
+
+class AbstractRound(AbstractSet):
+    """An agreement, its `base`, as one round sees it; some of the clients may be absent."""
+
+    base: eqx.AbstractVar[AbstractAgreement]
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        # The corrections of all clients average to zero, those of the present ones do not:
+        # subtracting theirs would move even a solution.
+        return self.project(y)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return self.base.anchor(x, like=like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.residual(y, x)
+
+
+def bytes_of_one_client(y: PyTree) -> int:
+    """The bytes of one client's part of a point."""
+    return sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))

@@ -1,0 +1,44 @@
+"""What a set answers about clients: who takes part in a projection, and what is sent for it."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+
+class AbstractClients(eqx.Module):
+    """The answers of a set without clients; sets of clients override them.
+
+    A projection of a federated set is a communication round. `AbstractSet.for_round` gives the
+    set as one such round sees it, in which some of the clients may be absent.
+    """
+
+    @property
+    def federated(self) -> bool:
+        """Whether a projection needs all clients, and so is a communication round."""
+        return False
+
+    @property
+    def per_client(self) -> bool:
+        """Whether the leading axis of every leaf of a point is the client axis."""
+        return False
+
+    @property
+    def everyone(self) -> bool:
+        """Whether a projection is agreement between all clients, in every round."""
+        return False
+
+    def largest(self, values: Array) -> Array:
+        """The largest of some numbers; with `per_client`, one number for each client."""
+        return jnp.max(values)
+
+    def summed(self, values: Array) -> Array:
+        """The sum of such numbers."""
+        return jnp.sum(values)
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        """`new`, with `old` for the clients that took no part in the round."""
+        return new
+
+    def message_size(self, y: PyTree) -> int:
+        """The bytes of y that one client sends for a projection; 0 where nothing is sent."""
+        return 0

@@ -1,0 +1,76 @@
+"""`AbstractSet`, the base of all sets: geometry, clients, and the answers that are sets again."""
+
+from jaxtyping import PRNGKeyArray, PyTree
+
+from aipod._misc.tree import axpy
+from aipod.sets._clients import AbstractClients
+from aipod.sets._geometry import AbstractGeometry
+
+
+class AbstractSet(AbstractGeometry, AbstractClients):
+    """A set of pytrees that x or y must lie in; the base class for a set of one's own.
+
+    A subclass is an `equinox.Module`. It **must** answer four methods, on pytrees and under jit,
+    vmap and grad. With P the orthogonal projection on the directions of the set:
+
+    - `project(y, x=None)`: the nearest point of the set, P y + anchor(x).
+    - `tangent(v)`: P v. Linear in v, and the same for every x.
+    - `anchor(x=None, *, like=None)`: one point of the set at x, with no part along the set. It has
+        the structure of `like`; without `like` any shape that broadcasts to a point will do.
+    - `residual(y, x=None)`: zero exactly where y is in the set.
+
+    Points keep their structure, shapes and data types. Bad arguments raise `ValueError` when the
+    set is made.
+
+    It **may** answer more. The defaults suit a set that does not move with x, whose projection is
+    orthogonal in the usual inner product, and that has no clients.
+
+    - A set that moves with x: `coupled` returns True. `follow` and `at` then work as they are;
+        override `at(x)` where fixing x saves work.
+    - A projection that is orthogonal in another inner product: `cotangent`, `riesz`.
+    - What `aipod.check` and the solvers report: `constrained`, `constraints(point)`, `example()`,
+        `check(y, x, name=...)`.
+    - `directions()`, where the linear subspace parallel to the set has a class of its own.
+    - A set of clients: `federated`, `per_client`, `everyone`, `largest`, `summed`, `for_round`,
+        `project_corrected`, `keep_absent` and `message_size`.
+
+    !!! example
+        ```python
+        class Palindromes(aipod.sets.AbstractSet):
+            def project(self, y, x=None):
+                return (y + y[::-1]) / 2
+
+            def tangent(self, v):
+                return (v + v[::-1]) / 2
+
+            def anchor(self, x=None, *, like=None):
+                return jnp.zeros(()) if like is None else jnp.zeros_like(like)
+
+            def residual(self, y, x=None):
+                return y - y[::-1]
+
+
+        Palindromes().project(jnp.array([1.0, 2.0, 5.0]))  # [3., 2., 3.]
+        ```
+    """
+
+    def at(self, x: PyTree) -> "AbstractSet":
+        """The set with x fixed; its methods then need no x. Loops over y start with this."""
+        # Here, because the class is itself an AbstractSet.
+        from aipod.sets._wrapped import Fixed
+
+        return Fixed(self, x) if self.coupled else self
+
+    def directions(self) -> "AbstractSet":
+        """The directions along which the set extends, as a set: its projection is `tangent`."""
+        from aipod.sets._wrapped import Directions
+
+        return Directions(self)
+
+    def for_round(self, key: PRNGKeyArray) -> "AbstractSet":
+        """The set as one projection sees it; with partial participation, some of the clients."""
+        return self
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        """project(y - correction), for a correction that has no part along the set."""
+        return self.project(axpy(y, -1, correction))

@@ -1,0 +1,103 @@
+"""Sets made of another set: its directions, and the set with x fixed."""
+
+import equinox as eqx
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod.sets._geometry import zero_anchor
+from aipod.sets._set import AbstractSet
+
+
+class AbstractWrapped(AbstractSet):
+    """A set with the tangent space and the clients of another, its `base`."""
+
+    base: eqx.AbstractVar[AbstractSet]
+
+    def tangent(self, v: PyTree) -> PyTree:
+        return self.base.tangent(v)
+
+    def cotangent(self, gradient: PyTree) -> PyTree:
+        return self.base.cotangent(gradient)
+
+    def riesz(self, gradient: PyTree) -> PyTree:
+        return self.base.riesz(gradient)
+
+    @property
+    def constrained(self) -> bool:
+        return self.base.constrained
+
+    def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
+        return self.base.constraints(point)
+
+    def example(self) -> PyTree | None:
+        return self.base.example()
+
+    @property
+    def federated(self) -> bool:
+        return self.base.federated
+
+    @property
+    def per_client(self) -> bool:
+        return self.base.per_client
+
+    @property
+    def everyone(self) -> bool:
+        return self.base.everyone
+
+    def largest(self, values: Array) -> Array:
+        return self.base.largest(values)
+
+    def summed(self, values: Array) -> Array:
+        return self.base.summed(values)
+
+    def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
+        return self.base.keep_absent(new, old)
+
+    def message_size(self, y: PyTree) -> int:
+        return self.base.message_size(y)
+
+
+class Directions(AbstractWrapped):
+    """The linear subspace parallel to a set."""
+
+    base: AbstractSet
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.tangent(y)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return zero_anchor(like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return optax.tree.sub(y, self.base.tangent(y))
+
+    def directions(self) -> "Directions":
+        return self
+
+    def for_round(self, key: PRNGKeyArray) -> "Directions":
+        return Directions(self.base.for_round(key))
+
+
+class Fixed(AbstractWrapped):
+    """A set that moves with x, held where it is at one x."""
+
+    base: AbstractSet
+    x: PyTree
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.project(y, self.x)
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return self.base.anchor(self.x, like=like)
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self.base.residual(y, self.x)
+
+    def directions(self) -> AbstractSet:
+        return self.base.directions()
+
+    def for_round(self, key: PRNGKeyArray) -> "Fixed":
+        return Fixed(self.base.for_round(key), self.x)
+
+    def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
+        self.base.check(y, self.x, name=name)
