@@ -1,6 +1,5 @@
 """A client in one message, the handling of a request; and between two, on disk."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from aipod._misc.digest import digest_text
 from aipod.algorithms._alternating import Alternating, State
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
@@ -18,13 +18,11 @@ from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_sh
 from aipod.flower._privacy import Guard, Privacy
 from aipod.solving._checkpoint import Checkpoints
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
 
 def solver_digest(solver: Alternating) -> str:
     """Tells solvers with different arguments apart; the same on server and clients."""
-    text = _ADDRESS.sub("", eqx.tree_pformat(solver, short_arrays=False))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = eqx.tree_pformat(solver, short_arrays=False)
+    return digest_text(text, digits=16, keep_at=False)
 
 
 class Session:
