@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from aipod._misc.files import private_folder
 from aipod.algorithms._alternating import Alternating
 from aipod.flower._client import Session
 from aipod.flower._local import Client
@@ -151,5 +152,5 @@ def _state_folder(context: Context) -> Path:
 def _keep_programs(folder: Path) -> None:
     # One that was chosen elsewhere, as by JAX_COMPILATION_CACHE_DIR, is kept.
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", str(private_folder(folder)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

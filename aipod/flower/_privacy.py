@@ -3,8 +3,6 @@
 import dataclasses
 import hashlib
 import math
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from jaxtyping import PyTree
 
 from aipod.algorithms._alternating import Alternating, State
 from aipod.flower._mailbox import Tables
+from aipod.flower._secret import secret_of
 from aipod.slots.adjoint._proxskip import ProxSkipAdjoint, WarmState
 from aipod.slots.lower._proxskip import ProxSkip
 from aipod.slots.upper._every import EveryStep
@@ -101,7 +100,7 @@ class Guard:
     def __init__(self, privacy: Privacy, solver: Alternating, folder: Path) -> None:
         privacy.check(solver)
         self._privacy, self._solver = privacy, solver
-        self._secret = _secret(folder / "secret")
+        self._secret = secret_of(folder / "secret")
 
     def protected(self, state: State, asked: Tables) -> Tables:
         """The questions of one outer step as they may leave; the same whenever asked again."""
@@ -153,15 +152,3 @@ def _known(state: State) -> dict[str, list[np.ndarray]]:
         raise ValueError("privacy is for aipod.E3AiPOD alone: choose it, or leave privacy out.")
     gradient = jax.tree.map(jnp.zeros_like, state.x)
     return {"x": [flat(gradient)], "y": [flat(state.y), flat(state.adjoint.u)]}
-
-
-def _secret(path: Path) -> bytes:
-    """32 bytes that never leave this client: made once, for its owner's eyes alone."""
-    if path.exists():
-        return path.read_bytes()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = secrets.token_bytes(32)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(made)
-    return made
