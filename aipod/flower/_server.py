@@ -17,6 +17,7 @@ from aipod.flower._coordinator import Coordinator
 from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
+from aipod.flower._reply import Expected
 from aipod.runs._description import Describable
 from aipod.runs._folder import RunFolder
 from aipod.runs._results import write_results
@@ -108,8 +109,12 @@ def lead(
             return
         # The server learns from its clients how many there are.
         described = start.prepared.describe(progress.clients or None)
-        folder.write_config(described.toml)
-        write_results(described, folder, solution, began)
+        try:
+            folder.write_config(described.toml)
+            write_results(described, folder, solution, began)
+        except OSError as error:
+            # The checkpoints have all of it; a full disk need not end the run.
+            log(f"the run folder {folder.path} could not be written: {error}")
 
     def record(step: int, model: dict[str, np.ndarray]) -> None:
         book.add(step, model, progress)
@@ -122,24 +127,36 @@ def lead(
         post,
         terms,
         progress,
+        expected=Expected(state, terms),
         digest=solver_digest(solver),
         start=shared,
         save=lambda: book.save(progress),
         record=record,
         log=log,
     )
-    result, message = Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)"
+
+    def finish(result: Result, message: str) -> Solution:
+        try:
+            book.save(progress)
+        except OSError as error:
+            message += f" The last checkpoint could not be written: {error}."
+        solution = book.solution(result, message)
+        write(solution)
+        log(message)
+        return solution
+
     try:
         coordinator.run()
     except NotEnoughClientsError as error:
-        result, message = Result.interrupted, str(error)
+        return finish(Result.interrupted, str(error))
     except DivergedError as error:
-        result, message = Result.diverged, f"{error} {solver.remedy()}"
-    book.save(progress)
-    solution = book.solution(result, message)
-    write(solution)
-    log(message)
-    return solution
+        return finish(Result.diverged, f"{error} {solver.remedy()}")
+    except OSError as error:
+        return finish(Result.interrupted, f"{error}: go on with resume-from when that is mended.")
+    except Exception as error:
+        finish(Result.interrupted, f"The server failed with {type(error).__name__}: {error}.")
+        raise
+    return finish(Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)")
 
 
 def _folder(start: Start, places: Places) -> RunFolder | None:
