@@ -19,7 +19,8 @@ import jax
 
 import aipod
 from aipod.experiments.config import assignments, resolve
-from aipod.experiments.execute import first, prepare
+from aipod.experiments.execute import prepare
+from aipod.runs._results import first
 
 LEVELS = (0.80, 0.85, 0.88, 0.90, 0.92, 0.94, 0.96)
 

@@ -113,18 +113,24 @@ def append_private(path: PathLike) -> BinaryIO:
     return os.fdopen(_open_private(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
+def narrow(path: PathLike) -> None:
+    """Lets only the owner read a file that exists."""
+    os.close(_open_private(path, os.O_RDONLY))
+
+
 def narrow_files(folder: PathLike) -> None:
     """Lets only the owner read the files of a folder; links and subfolders are left alone."""
     for entry in os.scandir(folder):
         if entry.is_file(follow_symlinks=False):
-            os.chmod(entry.path, FILE)
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(entry.path, FILE)
 
 
 def _open_private(path: PathLike, flags: int) -> int:
     # Without waiting: a pipe in place of the file would hold the process up for ever.
     flags |= _NO_LINKS | _NO_WAITING | _BINARY
     if Path(path).is_symlink():
-        raise ValueError(f"{path} is a symbolic link: put the file itself there.")
+        raise ValueError(f"{path} is a symbolic link: remove it, or put the file itself there.")
     handle = os.open(path, flags, FILE)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

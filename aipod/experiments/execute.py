@@ -1,29 +1,29 @@
 """One run from its configuration to its folder."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from jaxtyping import PyTree
 
 import aipod
 from aipod.experiments import load, solvers
-from aipod.experiments.base import Experiment, Task
+from aipod.experiments.base import Experiment, Picture, Task
 from aipod.experiments.config import RunConfig
 from aipod.experiments.tensorboard import EventWriter
-from aipod.runs._environment import environment
+from aipod.runs._description import Description, Drawing
 from aipod.runs._folder import RunFolder
-from aipod.solving import Progress, Solution
-
-# Accuracies whose first step and rounds are told, for experiments that record an accuracy.
-_LEVELS = (0.80, 0.85, 0.90, 0.92, 0.94, 0.96)
+from aipod.runs._results import write_results
+from aipod.solving import Progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start: all that can be wrong with its configuration was found."""
+    """A run that is ready to start; its configuration has been checked."""
 
     config: RunConfig
     experiment: Experiment
@@ -31,8 +31,40 @@ class Prepared:
     solver: Any
 
     def with_seed(self, seed: int) -> "Prepared":
-        """The same objects with another seed: `solve` then compiles nothing anew."""
+        """The same objects with another seed, so that `solve` compiles nothing again."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, seed=seed))
+
+    def describe(self, clients: int | None = None) -> Description:
+        """What the run folder says about this run.
+
+        A federation on Flower learns from its nodes how many `clients` it has.
+        """
+        config, picture, drawing = self.config, self.task.picture, None
+        if picture is not None:
+            drawing = Drawing(functools.partial(picture_figure, picture), picture.caption)
+        if clients is not None and "clients" in config.options:
+            options = config.options | {"clients": clients}
+            config = dataclasses.replace(config, options=options)
+        return Description(
+            experiment=config.experiment,
+            solver=config.solver,
+            seed=config.seed,
+            toml=config.toml(),
+            config=config.flat(),
+            arguments=config.arguments,
+            metrics=[dataclasses.asdict(metric) for metric in self.experiment.metrics],
+            axes=self.experiment.axes,
+            derive=self.task.derive,
+            picture=drawing,
+        )
+
+
+def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list[Path]:
+    """Writes the experiment's own picture of where a run ended, as PNG and SVG."""
+    # Matplotlib takes half a second to import, and most experiments have no picture.
+    from aipod.runs._figures import save
+
+    return save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
 
 
 def prepare(config: RunConfig, task: Task | None = None) -> Prepared:
@@ -42,7 +74,7 @@ def prepare(config: RunConfig, task: Task | None = None) -> Prepared:
     solver = solvers.make(config.solver, config.arguments)
     if task is None:
         task = experiment.build(experiment.options(**config.options))
-    solver.init(task.problem, task.x0, task.y0)  # says what does not fit together
+    solver.init(task.problem, task.x0, task.y0)  # raises if problem and solver do not fit
     return Prepared(config, experiment, task, solver)
 
 
@@ -83,77 +115,4 @@ def execute(
     finally:
         if events is not None:
             events.close()
-    return write_results(run, folder, solution, began)
-
-
-def write_results(
-    run: Prepared, folder: RunFolder, solution: Solution, began: str
-) -> dict[str, Any]:
-    """Writes the metrics and the summary of a run into its folder, and returns the summary."""
-    columns = _columns(solution, run.task)
-    if columns:
-        folder.write_metrics(columns)
-    summary = _summary(run, solution, columns) | {"began": began, "environment": environment()}
-    picture = run.task.picture
-    if picture is not None and columns and solution.result.ok:
-        from aipod.report.figures import picture_figure
-
-        picture_figure(picture, *solution.feasible(), folder.figures)
-        summary["picture"] = picture.caption
-    folder.write_summary(summary)
-    return summary
-
-
-def _columns(solution: Solution, task: Task) -> dict[str, np.ndarray]:
-    columns = dict(solution.history)
-    if not len(solution.seconds):  # interrupted before the first row
-        return {}
-    kinds = ("upper_projections", "lower_projections", "adjoint_projections")
-    columns["projections"] = np.sum([columns[kind] for kind in kinds], axis=0)
-    columns["seconds"] = _spread(columns["step"], solution.seconds)
-    return columns | task.derive(columns)
-
-
-def _spread(steps: np.ndarray, clock: np.ndarray) -> np.ndarray:
-    """The time of each row. The clock is read once for a chunk of steps: share that out evenly."""
-    ends = np.flatnonzero(np.append(clock[1:] != clock[:-1], True))
-    return np.interp(steps, np.append(0, steps[ends]), np.append(0.0, clock[ends])).round(6)
-
-
-def _summary(run: Prepared, solution: Solution, columns: Mapping[str, Any]) -> dict[str, Any]:
-    config, experiment = run.config, run.experiment
-    summary = {
-        "kind": "run",
-        "experiment": config.experiment,
-        "solver": config.solver,
-        "seed": config.seed,
-        "result": solution.result.name,
-        "message": solution.message,
-        "steps": int(solution.state.step),
-        "seconds": float(columns["seconds"][-1]) if columns else 0.0,
-        "last": {name: column[-1].item() for name, column in columns.items() if column.ndim == 1},
-        "ledger": solution.ledger.asdict(),
-        "config": config.flat(),
-        "arguments": config.arguments,
-        "metrics": [dataclasses.asdict(metric) for metric in experiment.metrics],
-        "axes": list(experiment.axes),
-    }
-    if "accuracy" in columns:
-        summary["first"] = first(columns)
-    return summary
-
-
-def first(
-    columns: Mapping[str, np.ndarray],
-    levels: Sequence[float] = _LEVELS,
-    names: Sequence[str] = ("step", "rounds"),
-) -> dict[str, dict[str, int] | None]:
-    """For each accuracy the first recorded step and rounds that reached it; None if none did."""
-    found: dict[str, dict[str, int] | None] = {}
-    for level in levels:
-        rows = np.flatnonzero(columns["accuracy"] >= level)
-        counted = {name: columns[name] for name in names if name in columns}
-        found[f"{level:.2f}"] = (
-            {name: int(column[rows[0]]) for name, column in counted.items()} if len(rows) else None
-        )
-    return found
+    return write_results(run.describe(), folder, solution, began)

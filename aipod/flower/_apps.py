@@ -11,11 +11,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from aipod._misc.files import private_folder
 from aipod.algorithms import Alternating
 from aipod.flower._client import Session
 from aipod.flower._local import Client
 from aipod.flower._parcel import Parcel
-from aipod.flower._post import EXCHANGE, HELLO, GridPost, from_records, to_records
+from aipod.flower._post import EXCHANGE, HELLO, GridPost, received, reply_to
 from aipod.flower._privacy import Privacy
 from aipod.flower._progress import Terms
 from aipod.flower._server import Places, Start, lead
@@ -62,12 +63,12 @@ def make_client_app(
                 sessions[place] = Session(
                     load_client(context), _made(solver, context), folder, privacy(context)
                 )
-            answer = sessions[place].handle(from_records(message.content))
-        except (ValueError, OSError) as error:
-            # In one line for the server's log; a traceback of the client's stays on the client.
-            _log.error("aipod: %s", error)
-            answer = Parcel({"error": " ".join(str(error).split())})
-        return Message(to_records(answer), reply_to=message)
+            answer = sessions[place].handle(received(message))
+        except Exception as error:
+            # The text of an exception may hold data. It stays here; Flower would send it.
+            _log.error("aipod: %s", error, exc_info=True)
+            answer = Parcel({"error": type(error).__name__})
+        return reply_to(message, answer)
 
     app.train(EXCHANGE)(reply)
     app.query(HELLO)(reply)
@@ -78,7 +79,8 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
     """The ServerApp of a federation, which leads the run and never sees data.
 
     Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
-    `wait` (seconds), `run-dir`, `checkpoint-dir`, `resume-from`; see docs/flower.md.
+    `wait` (seconds), `clients`, `weights` (numbers with commas between), `weight-ratio`, `run-dir`,
+    `checkpoint-dir`, `resume-from`; see docs/flower.md.
 
     **Arguments:**
 
@@ -112,7 +114,7 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
 
 
 def settings(config: Any) -> tuple[Terms, Places]:
-    """What the run configuration says of a run; `ValueError` when it makes no sense."""
+    """The run that a run configuration describes; `ValueError` when it makes no sense."""
     if "outer-steps" not in config:
         raise ValueError("the run configuration lacks outer-steps, how many outer steps to make.")
     defaults = Terms(1)
@@ -131,9 +133,21 @@ def settings(config: Any) -> tuple[Terms, Places]:
         min_nodes=number("min-nodes", 0, int) or None,
         round_timeout=number("round-timeout", defaults.round_timeout, float),
         wait=number("wait", defaults.wait, float),
+        clients=number("clients", 0, int) or None,
+        weights=_weights(config.get("weights", "")),
+        weight_ratio=number("weight-ratio", defaults.weight_ratio, float),
     )
     paths = [str(config.get(name, "")) for name in ("run-dir", "checkpoint-dir", "resume-from")]
     return terms, Places.of(*paths)
+
+
+def _weights(text: Any) -> tuple[float, ...] | None:
+    try:
+        return tuple(map(float, str(text).split(","))) if str(text).strip() else None
+    except ValueError:
+        raise ValueError(
+            f"run configuration: weights must be numbers with commas between, got {text!r}."
+        ) from None
 
 
 def _made(solver: Solver, context: Context) -> Alternating:
@@ -151,5 +165,5 @@ def _state_folder(context: Context) -> Path:
 def _keep_programs(folder: Path) -> None:
     # One that was chosen elsewhere, as by JAX_COMPILATION_CACHE_DIR, is kept.
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", str(private_folder(folder)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

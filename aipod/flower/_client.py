@@ -1,6 +1,5 @@
 """A client in one message, the handling of a request; and between two, on disk."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from aipod._misc.digest import digest_text
+from aipod._misc.files import narrow_files, private_folder
 from aipod.algorithms import Alternating, State
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
@@ -18,13 +19,11 @@ from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_sh
 from aipod.flower._privacy import Guard, Privacy
 from aipod.solving import Checkpoints
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
 
 def solver_digest(solver: Alternating) -> str:
     """Tells solvers with different arguments apart; the same on server and clients."""
-    text = _ADDRESS.sub("", eqx.tree_pformat(solver, short_arrays=False))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = eqx.tree_pformat(solver, short_arrays=False)
+    return digest_text(text, digits=16, keep_at=False)
 
 
 class Session:
@@ -52,16 +51,16 @@ class Session:
         run = str(request.words["run"])
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
             raise ValueError(f"{run!r} is no name of a run.")
-        store = Checkpoints(
-            self.folder / run / f"client-{self.client.index}",
-            {"run": run, "solver": solver_digest(self.solver)},
-        )
+        place = private_folder(private_folder(self.folder / run) / f"client-{self.client.index}")
+        store = Checkpoints(place, {"run": run, "solver": solver_digest(self.solver)})
         if "turn" not in request.words:
             return self._hello(store)
         if self._privacy is not None:
-            place = self.folder / run / f"client-{self.client.index}"
             self._guard = Guard(self._privacy, self.solver, place)
-        return self._exchange(store, request)
+        try:
+            return self._exchange(store, request)
+        finally:
+            narrow_files(place)
 
     def _hello(self, store: Checkpoints) -> Parcel:
         found = self._load(store)

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from aipod._misc.files import append_private, narrow, private_folder, write_text
 from aipod.flower._keys import make_certificates, make_node_key
 
 _RECORD = "federation.json"
@@ -73,7 +74,8 @@ class Federation:
                 f"a federation is running from {self.folder}: end it with `aipod federation down`, "
                 "or choose another folder with --dir."
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.exists():
+            private_folder(self.folder)
         (self.folder / _RECORD).unlink(missing_ok=True)
         port = _free_port()
         self._note(port=port, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[])
@@ -138,12 +140,15 @@ class Federation:
                 *("--ssl-ca-certfile", str(certificates / "ca.crt")),
                 "--enable-supernode-auth",
             ]
-        self.home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.home)
+        for path in self.folder.glob("link.db*"):
+            narrow(path)
         trust = f'root-certificates = "{certificates / "ca.crt"}"' if tls else "insecure = true"
-        (self.home / "config.toml").write_text(
+        write_text(
+            self.home / "config.toml",
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{port}"\n{trust}\n',
-            encoding="utf-8",
+            private=True,
         )
         process = self._start(
             "link",
@@ -161,10 +166,12 @@ class Federation:
         noted = self._noted()
         security = ["--insecure"]
         if noted["tls"]:
+            key = key or self.folder / "keys" / f"node-{index}"
+            narrow(key)
             security = [
                 *("--root-certificates", str(self.folder / "certificates" / "ca.crt")),
                 "--auth-supernode-private-key",
-                str(key or self.folder / "keys" / f"node-{index}"),
+                str(key),
             ]
         node = (
             f"partition-id={index} num-partitions={noted['nodes']} "
@@ -179,8 +186,7 @@ class Federation:
         )
 
     def _start(self, name: str, command: str, *arguments: str) -> Process:
-        log = self.folder / f"{name}.log"
-        with open(log, "ab") as output:
+        with append_private(self.folder / f"{name}.log") as output:
             child = subprocess.Popen(
                 [_beside_python(command), *arguments],
                 stdin=subprocess.DEVNULL,
@@ -190,6 +196,8 @@ class Federation:
                 cwd=self.folder,
                 # Ctrl-C in the shell that started it is not meant for it.
                 start_new_session=True,
+                # Databases and states are for their owner alone.
+                umask=0o077,
             )
         self._children.append(child)
         process = Process(name, child.pid, _began(child.pid) or "")
@@ -235,10 +243,7 @@ class Federation:
             return {}
 
     def _note(self, **content: object) -> None:
-        path = self.folder / _RECORD
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=2), encoding="utf-8")
-        os.replace(temporary, path)
+        write_text(self.folder / _RECORD, json.dumps(content, indent=2), private=True)
 
 
 def _beside_python(command: str) -> str:

@@ -1,8 +1,7 @@
-"""Certificates and keys for a federation on one machine, to try things out with."""
+"""Certificates and keys for trying out a federation on one machine."""
 
 import datetime
 import ipaddress
-import os
 from pathlib import Path
 
 from cryptography import x509
@@ -10,35 +9,39 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from aipod._misc.files import private_folder, write_bytes
+
 _DAYS = 30
 
 
 def make_certificates(folder: Path) -> None:
     """An authority `ca.crt`, and `server.crt` with `server.key` for this machine alone."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _name("aipod federation on this machine")
-    _write(folder / "ca.crt", _signed(authority, authority, authority_key, authority_key, None))
+    signed = _signed(authority, authority, authority_key, authority_key, None)
+    write_bytes(folder / "ca.crt", signed, private=True)
     names = [
         x509.DNSName("localhost"),
         x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
         x509.IPAddress(ipaddress.ip_address("::1")),
     ]
     server = _signed(_name("localhost"), authority, server_key, authority_key, names)
-    _write(folder / "server.crt", server)
-    _write(folder / "server.key", _private(server_key, serialization.PrivateFormat.PKCS8))
+    write_bytes(folder / "server.crt", server, private=True)
+    private = _private(server_key, serialization.PrivateFormat.PKCS8)
+    write_bytes(folder / "server.key", private, private=True)
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     """A node's private and public key, in the manner of `ssh-keygen -t ecdsa -b 384`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / name, folder / f"{name}.pub"
-    _write(private, _private(key, serialization.PrivateFormat.OpenSSH))
+    write_bytes(private, _private(key, serialization.PrivateFormat.OpenSSH), private=True)
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _write(public, line + b" " + name.encode() + b"\n")
+    write_bytes(public, line + b" " + name.encode() + b"\n", private=True)
     return private, public
 
 
@@ -89,10 +92,3 @@ def _usage(authority: bool) -> x509.KeyUsage:
 
 def _private(key: ec.EllipticCurvePrivateKey, kind: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """For the owner's eyes only, from the first moment on."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)

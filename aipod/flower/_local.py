@@ -13,11 +13,11 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod import federated
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
-from aipod.problem import Bilevel, ClientMinibatches, Composite, Objective
+from aipod.problem import AbstractSampler, Bilevel, ClientMinibatches, Objective, rebuilt
 from aipod.sets import Consensus
 
 
-class OwnRow(eqx.Module):
+class OwnRow(AbstractSampler):
     """One client's part of what `ClientMinibatches` draws for all of them.
 
     The indices of all clients are drawn and one row of them is used, so that a client sees the
@@ -46,10 +46,16 @@ class OwnRow(eqx.Module):
         index = jax.random.randint(key, (self.clients, self.per_client), 0, self.pool)[self.index]
         return jax.tree.map(lambda leaf: jnp.take(leaf, index, axis=1), self.batch)
 
+    @property
+    def random(self) -> bool:
+        return self.per_client is not None
+
     def expected(self) -> PyTree:
         return self.batch
 
-    def map(self, function: Callable[[PyTree], PyTree]) -> "OwnRow":
+    def precomputed(self, function: Callable[[PyTree], PyTree], draws: int) -> "OwnRow | None":
+        if self.pool > draws * (self.per_client or self.pool):
+            return None
         return eqx.tree_at(lambda s: s.batch, self, function(self.batch))
 
 
@@ -159,11 +165,12 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
 
 def _unsummed(objective: Any) -> Objective:
     """The loss of one client, from the sum over clients."""
-    if isinstance(objective, Composite):
-        features: Any = objective.features
-        head: Any = objective.head
-        return Composite(features.features, head.head)
-    return objective.loss
+    return rebuilt(
+        objective,
+        lambda summed: summed.loss,
+        lambda features: features.features,
+        lambda head: head.head,
+    )
 
 
 def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:

@@ -1,16 +1,22 @@
-"""What travels: a few words and named arrays, as plain bytes.
+"""The content of a message: a few words and named arrays, as plain bytes.
 
-All arrays of a parcel go into one buffer, so that a message costs its numbers and little more.
-Nothing is pickled, and nothing that arrives is believed before its size and type were checked.
+All arrays of a parcel go into one buffer, so that a message is hardly longer than its numbers.
+Nothing is pickled, and sizes and types are checked before anything that arrives is used.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 Word = str | int | float | bool
-_TYPES = ("float32", "float64", "int32", "uint32", "int64", "bool")
+# A name, a type and a shape, as in `answer:y.0 float32 200x10`.
+_LINE = re.compile(
+    r"([!-~]{1,100}) (float32|float64|int32|uint32|int64|bool)"
+    r"(?: ([0-9]{1,12}(?:x[0-9]{1,12}){0,15}))?"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +47,20 @@ def to_bytes(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
     return lines, np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
 
-def from_bytes(lines: list[str], buffer: np.ndarray) -> dict[str, np.ndarray]:
+def from_bytes(lines: Sequence[str], buffer: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays again, or `ValueError` when lines and bytes do not fit together."""
-    arrays, offset = {}, 0
+    arrays: dict[str, np.ndarray] = {}
+    offset = 0
     for line in lines:
-        name, kind, *rest = line.split(" ")
-        if kind not in _TYPES or len(rest) > 1:
-            raise ValueError(f"a message holds an array that is none: {line!r}.")
-        shape = tuple(int(length) for length in rest[0].split("x")) if rest else ()
-        if any(length < 0 for length in shape):
-            raise ValueError(f"a message holds an array of negative length: {line!r}.")
-        dtype = np.dtype(kind)
-        # In Python's integers, which do not overflow.
-        end = offset + dtype.itemsize * _product(shape)
+        found = _LINE.fullmatch(line) if isinstance(line, str) else None
+        if found is None or found[1] in arrays:
+            raise ValueError(f"a message holds an array that is none: {plain(line)}.")
+        name, dtype = found[1], np.dtype(found[2])
+        shape = tuple(int(length) for length in found[3].split("x")) if found[3] else ()
+        # Python's integers do not overflow.
+        end = offset + dtype.itemsize * math.prod(shape)
         if end > buffer.size:
-            raise ValueError(f"a message is shorter than it says, at {line!r}.")
+            raise ValueError(f"a message is shorter than it says, at {plain(line)}.")
         arrays[name] = buffer[offset:end].view(dtype).reshape(shape)
         offset = end
     if offset != buffer.size:
@@ -63,8 +68,8 @@ def from_bytes(lines: list[str], buffer: np.ndarray) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for length in shape:
-        result *= length
-    return result
+def plain(value: object, most: int = 200) -> str:
+    """What somebody else sent, as text for a line of a log: short, printable, on one line."""
+    text = value if isinstance(value, str) else repr(value)[: 4 * most]
+    text = "".join(char if char.isprintable() else "?" for char in text[: most + 1])
+    return text if len(text) <= most else text[:most] + "..."

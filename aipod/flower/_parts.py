@@ -73,16 +73,3 @@ def with_model(state: State, model: Mapping[str, np.ndarray]) -> State:
     return eqx.tree_at(
         lambda s: (s.x, s.y), state, (replaced(state.x, "x"), replaced(state.y, "y"))
     )
-
-
-def mean_of(replies: list[Mapping[str, np.ndarray]], weights: list[float]) -> dict[str, np.ndarray]:
-    """Leaf by leaf the weighted mean of what should agree; whole numbers as the first has them."""
-    shares = np.asarray(weights, float) / np.sum(weights)
-    found = {}
-    for name, first in replies[0].items():
-        if first.dtype.kind == "f":
-            stacked = np.stack([reply[name] for reply in replies]).astype(float)
-            found[name] = np.tensordot(shares, stacked, 1).astype(first.dtype)
-        else:
-            found[name] = np.array(first)
-    return found

@@ -1,4 +1,4 @@
-"""Parcels as Flower's messages."""
+"""Parcels as Flower's messages: the one file that knows Flower's records."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,24 +7,23 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from aipod.flower._parcel import Parcel, from_bytes, to_bytes
+from aipod.flower._parcel import Parcel, from_bytes, plain, to_bytes
 
-# From so many bytes on an `ArrayRecord` is the better vessel.
+# Arrays of this many bytes or more travel in an `ArrayRecord`.
 LARGE = 1 << 20
 EXCHANGE, HELLO = "exchange", "hello"
 _TYPES = {EXCHANGE: f"train.{EXCHANGE}", HELLO: f"query.{HELLO}"}
-# What is sent to look at a model, or to let a client back in; no round of the algorithm needs it.
+# Models for evaluation, and states for clients that come back: no part of the algorithm's rounds.
 _ASIDE = ("model@", "shared:")
 
 
 def to_records(parcel: Parcel) -> RecordDict:
-    """Words in a `ConfigRecord`, with the bytes of all arrays, or where they are many beside it.
+    """Words in a `ConfigRecord`, together with the bytes of all arrays unless they are many.
 
-    An `ArrayRecord` is cut into pieces on its way, and costs some 600 bytes of its own: it is for
-    large models.
+    Many bytes go into an `ArrayRecord`. Flower sends that in pieces, and it adds some 600 bytes.
     """
     lines, buffer = to_bytes(parcel.arrays)
-    # What is false, or said by the type of the message, is left out: an exchange is short.
+    # To keep messages short: a missing word is false, and the message's type tells the action.
     words: dict[str, Any] = {
         name: word for name, word in parcel.words.items() if word is not False and name != "action"
     }
@@ -39,11 +38,13 @@ def to_records(parcel: Parcel) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> Parcel:
-    """The parcel again; `ValueError` when it is none."""
+    """The parcel again; an error when the records are not those of a parcel."""
     if "w" not in records.config_records:
         raise ValueError("a message without words is none of aipod's.")
     words: dict[str, Any] = dict(records.config_records["w"])
     lines, data = words.pop("a", []), words.pop("b", None)
+    if not isinstance(lines, list):
+        raise ValueError("a message does not say which arrays it holds.")
     if not lines:
         return Parcel(words)
     if data is not None:
@@ -55,8 +56,23 @@ def from_records(records: RecordDict) -> Parcel:
     return Parcel(words, from_bytes(lines, buffer))
 
 
+def received(message: Message) -> Parcel:
+    """What a message holds; `ValueError` when it is none of ours, however damaged it is."""
+    try:
+        return from_records(message.content)
+    except Exception as error:
+        # Flower reads records when they are used, and what it then raises depends on the damage.
+        raise ValueError(
+            f"a message that cannot be read ({type(error).__name__}: {plain(str(error))})"
+        ) from error
+
+
+def reply_to(message: Message, parcel: Parcel) -> Message:
+    return Message(to_records(parcel), reply_to=message)
+
+
 def size_of(part: Any) -> int:
-    """The bytes of a message with all its parts, as Flower writes them to the wire."""
+    """The bytes of a message with all its parts, as Flower sends them."""
     children = (part.children or {}).values()
     return len(part.deflate()) + sum(size_of(child) for child in children)
 
@@ -69,8 +85,8 @@ def aside(parcel: Parcel) -> int:
 class GridPost:
     """A `Post` over Flower's grid, which counts bytes.
 
-    `up` and `down` are those of the exchanges, all clients together; `aside` are those of models
-    for evaluation and of states for clients that come back.
+    `up` and `down` count the exchanges of all clients together; `aside` counts models for
+    evaluation and states for clients that come back.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -103,16 +119,14 @@ class GridPost:
             if ticket not in waiting:
                 continue
             if message.has_error():
-                reason = (message.error.reason or "no reason given").strip().splitlines()[-1]
-                found[ticket] = f"{reason} (Flower's error {message.error.code})"
+                _, _, reason = (message.error.reason or "no reason given").strip().rpartition("\n")
+                found[ticket] = f"{plain(reason)} (Flower's error {message.error.code})"
                 continue
             try:
-                parcel = from_records(message.content)
+                found[ticket] = parcel = received(message)
+                self.up += self._counted(message, parcel)
             except ValueError as error:
                 found[ticket] = str(error)
-                continue
-            self.up += self._counted(message, parcel)
-            found[ticket] = parcel
         return found
 
     def _counted(self, message: Message, parcel: Parcel) -> int:

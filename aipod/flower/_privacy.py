@@ -3,8 +3,6 @@
 import dataclasses
 import hashlib
 import math
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from jaxtyping import PyTree
 
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import Tables
+from aipod.flower._secret import secret_of
 from aipod.stepsize import Rates, adapts
 
 # One exchange of E3-AiPOD holds three vectors: the gradient, y and u.
@@ -91,7 +90,7 @@ class Guard:
     def __init__(self, privacy: Privacy, solver: Alternating, folder: Path) -> None:
         privacy.check(solver)
         self._privacy, self._solver = privacy, solver
-        self._secret = _secret(folder / "secret")
+        self._secret = secret_of(folder / "secret")
 
     def protected(self, state: State, asked: Tables) -> Tables:
         """The questions of one outer step as they may leave; the same whenever asked again."""
@@ -137,15 +136,3 @@ def _known(state: State) -> dict[str, list[np.ndarray]]:
 
     gradient = jax.tree.map(jnp.zeros_like, state.x)
     return {"x": [flat(gradient)], "y": [flat(state.y), flat(state.adjoint.u)]}
-
-
-def _secret(path: Path) -> bytes:
-    """32 bytes that never leave this client: made once, for its owner's eyes alone."""
-    if path.exists():
-        return path.read_bytes()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = secrets.token_bytes(32)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(made)
-    return made

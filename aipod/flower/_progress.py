@@ -1,4 +1,4 @@
-"""What the server of a run works with: the terms, the post, and what it must not forget."""
+"""What the server of a run works with: its terms, the post, and what it must remember."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ class Post(Protocol):
         """The nodes that are reachable now."""
 
     def send(self, parcels: Mapping[int, Parcel], seconds: float) -> dict[int, str]:
-        """Sends each node its parcel, void after so many seconds; for each node a ticket."""
+        """Sends each node its parcel, which expires after so many seconds; a ticket per node."""
 
     def collect(self, tickets: Iterable[str]) -> dict[str, Parcel | str]:
         """What has come back: for a ticket the reply, or a line about what went wrong."""
@@ -38,6 +38,9 @@ class Terms:
     - `min_nodes`: with fewer clients a round waits; None for all of them.
     - `round_timeout`: seconds after which a client counts as absent.
     - `wait`: seconds to wait for enough clients before the run stops.
+    - `clients`: how many clients there are; None to believe what most of them say.
+    - `weights`: of the clients, in the order of their indices; None to believe each of them.
+    - `weight_ratio`: a client is refused if its weight is more than this many times the median.
     - `poll`: seconds between two looks at the post.
     """
 
@@ -47,21 +50,34 @@ class Terms:
     min_nodes: int | None = None
     round_timeout: float = 300.0
     wait: float = 600.0
+    clients: int | None = None
+    weights: tuple[float, ...] | None = None
+    weight_ratio: float = 1e3
     poll: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("steps", "every", "min_nodes"):
+        for name in ("steps", "every", "min_nodes", "clients"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         for name in ("round_timeout", "wait", "poll"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, seconds, got {getattr(self, name)}.")
+        if not 1 <= self.weight_ratio < float("inf"):
+            raise ValueError(f"weight_ratio must be at least 1, got {self.weight_ratio}.")
+        if self.weights is not None:
+            if not all(0 < weight < float("inf") for weight in self.weights):
+                raise ValueError(f"weights must be positive and finite, got {self.weights}.")
+            if self.clients not in (None, len(self.weights)):
+                raise ValueError(
+                    f"there are {len(self.weights)} weights for {self.clients} clients: give one "
+                    "for each client."
+                )
 
 
 @dataclasses.dataclass(frozen=True)
 class Owed:
-    """What a client that did not reply has been counted in, and may not know of."""
+    """The averages of a step that a silent client was counted in, and may not know."""
 
     step: int
     exchange: int
@@ -70,11 +86,13 @@ class Owed:
 
 @dataclasses.dataclass
 class Progress:
-    """What the server must not forget.
+    """What the server must remember.
 
     - `step`, `answers`: the outer step of the newest answers, and all answers of that step.
     - `exchange`: how many sets of answers there were so far.
-    - `rounds`: how many of them held vectors; the others held numbers alone.
+    - `rounds`: how many of them held vectors; the others held only numbers.
+    - `clients`, `weights`: how many clients there are, and the weights of those that are known.
+    - `owed`: for each client that dropped out, the averages it may have missed.
     - `counted`: the clients that took part since all corrections were zero.
     """
 
@@ -91,9 +109,15 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-    """What a client says of itself."""
+    """What a client says about itself.
+
+    - `index`, `clients`, `weight`: which client it is, of how many, and how much it counts.
+    - `step`, `exchange`: how far its own state is; -1 when it has none.
+    """
 
     node: int
     index: int
+    clients: int
+    weight: float
     step: int
     exchange: int

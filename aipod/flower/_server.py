@@ -1,25 +1,26 @@
 """One run, as the server sees it: from its settings to its folder."""
 
 import dataclasses
-import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
+from aipod._misc.digest import digest_arrays
 from aipod.algorithms import Alternating
-from aipod.experiments.execute import Prepared, write_results
 from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
 from aipod.flower._local import empty_problem, initial_state
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
+from aipod.flower._reply import Expected
+from aipod.runs._description import Describable
 from aipod.runs._folder import RunFolder
+from aipod.runs._results import write_results
 from aipod.solving import RECORDED, Result, Solution
 
 
@@ -43,7 +44,7 @@ class Start:
     x0: PyTree
     y0: PyTree
     record: Record | None = None
-    prepared: Prepared | None = None
+    prepared: Describable | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def lead(
     shared = shared_leaves(solver, state)
     identity = {
         "solver": solver_digest(solver),
-        "starting point": _digest(shared),
+        "starting point": digest_arrays(shared.items()),
         "seed": str(terms.seed),
     }
     folder = _folder(start, places)
@@ -106,9 +107,14 @@ def lead(
     def write(solution: Solution) -> None:
         if folder is None or start.prepared is None:
             return
-        described = _described(start.prepared, progress.clients)
-        folder.write_config(described.config.toml())
-        write_results(described, folder, solution, began)
+        # The server learns from its clients how many there are.
+        described = start.prepared.describe(progress.clients or None)
+        try:
+            folder.write_config(described.toml)
+            write_results(described, folder, solution, began)
+        except OSError as error:
+            # The checkpoints have all of it; a full disk need not end the run.
+            log(f"the run folder {folder.path} could not be written: {error}")
 
     def record(step: int, model: dict[str, np.ndarray]) -> None:
         book.add(step, model, progress)
@@ -121,24 +127,36 @@ def lead(
         post,
         terms,
         progress,
+        expected=Expected(solver, state, terms),
         digest=solver_digest(solver),
         start=shared,
         save=lambda: book.save(progress),
         record=record,
         log=log,
     )
-    result, message = Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)"
+
+    def finish(result: Result, message: str) -> Solution:
+        try:
+            book.save(progress)
+        except OSError as error:
+            message += f" The last checkpoint could not be written: {error}."
+        solution = book.solution(result, message)
+        write(solution)
+        log(message)
+        return solution
+
     try:
         coordinator.run()
     except NotEnoughClientsError as error:
-        result, message = Result.interrupted, str(error)
+        return finish(Result.interrupted, str(error))
     except DivergedError as error:
-        result, message = Result.diverged, f"{error} {solver.remedy()}"
-    book.save(progress)
-    solution = book.solution(result, message)
-    write(solution)
-    log(message)
-    return solution
+        return finish(Result.diverged, f"{error} {solver.remedy()}")
+    except OSError as error:
+        return finish(Result.interrupted, f"{error}: go on with resume-from when that is mended.")
+    except Exception as error:
+        finish(Result.interrupted, f"The server failed with {type(error).__name__}: {error}.")
+        raise
+    return finish(Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)")
 
 
 def _folder(start: Start, places: Places) -> RunFolder | None:
@@ -151,22 +169,5 @@ def _folder(start: Start, places: Places) -> RunFolder | None:
         )
     folder = RunFolder(places.run)
     if not places.resume:
-        folder.create(start.prepared.config.toml())
+        folder.create(start.prepared.describe().toml)
     return folder
-
-
-def _described(prepared: Prepared, clients: int) -> Prepared:
-    """The run with as many clients as there are, which the server learns from them."""
-    config = prepared.config
-    if not clients or "clients" not in config.options:
-        return prepared
-    options = config.options | {"clients": clients}
-    return dataclasses.replace(prepared, config=dataclasses.replace(config, options=options))
-
-
-def _digest(arrays: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        digest.update(f"{name}{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:32]

@@ -1,40 +1,17 @@
 """Figures for paper and screen, with Matplotlib: PNG and SVG."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import PyTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from aipod.experiments.base import Picture
 from aipod.report.collect import Group, Reference, Section, View
 from aipod.report.curves import AXES, curve, thinned
 from aipod.report.style import COLOURS, LINES, REFERENCE
-
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#d9d9d9",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "svg.hashsalt": "aipod",
-}
+from aipod.runs._figures import save
 
 # Rows of a run that a line is drawn through; more only makes the files larger.
 _POINTS = 600
@@ -93,11 +70,6 @@ def run_figure(section: Section, folder: Path) -> list[Path]:
     return save(folder, "metrics", (3.6 * len(parts), 2.9 + 0.19 * rows), draw, title)
 
 
-def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list[Path]:
-    """The experiment's own picture of where a run ended."""
-    return save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
-
-
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
     across, up = curve(group, axis).middle, curve(group, metric["name"])
     rows = thinned(len(across), _POINTS)
@@ -154,28 +126,3 @@ def _labels(view: View) -> list[str]:
 
 def _columns(view: View) -> int:
     return 2 if max(map(len, _labels(view))) < 22 else 1
-
-
-def save(
-    folder: Path,
-    name: str,
-    size: tuple[float, float],
-    draw: Callable[[Figure], None],
-    title: str = "",
-) -> list[Path]:
-    """Draws and writes a figure as PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with plt.rc_context(_STYLE):
-        figure = plt.figure(figsize=size, layout="constrained")
-        try:
-            draw(figure)
-            if title:
-                figure.suptitle(title, fontsize=10, fontweight="bold")
-            for kind, extra in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, **extra)
-                written.append(path)
-        finally:
-            plt.close(figure)
-    return written

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from aipod.report.figures import save
 from aipod.report.style import COLOURS, LINES
+from aipod.runs._figures import save
 
 _PANELS = (
     ("samples", ("samples",), (2.0,)),

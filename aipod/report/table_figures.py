@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from aipod.report.figures import save
 from aipod.report.style import COLOURS, LINES
+from aipod.runs._figures import save
 
 _WORDS = {
     "none": "without constraints",

@@ -1,1 +1,4 @@
-"""The folder of a run: written by `aipod run` and by Flower, read by the report."""
+"""The run folder, its results and environment.
+
+`aipod run` and Flower write it; the report reads it.
+"""

@@ -1,10 +1,15 @@
-"""Where a run ran, in words that tell nothing about the machine's owner."""
+"""The machine and the versions that a run used, without anything about who owns the machine."""
 
 import importlib.metadata
 import os
 import platform
 
 import jax
+
+# The distribution is called aipod-jax; aipod was its name before.
+_PACKAGES = {"aipod": ("aipod-jax", "aipod")} | {
+    name: (name,) for name in ("jax", "jaxlib", "equinox", "lineax", "optax", "numpy")
+}
 
 
 def environment() -> dict[str, str | int]:
@@ -16,6 +21,13 @@ def environment() -> dict[str, str | int]:
         "device": f"{device.device_kind} ({device.platform})",
         "devices": jax.device_count(),
     }
-    for package in ("aipod", "jax", "jaxlib", "equinox", "lineax", "optax", "numpy"):
-        found[package] = importlib.metadata.version(package)
-    return found
+    return found | {name: _version(names) for name, names in _PACKAGES.items()}
+
+
+def _version(names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"

@@ -8,26 +8,35 @@
     tensorboard/    event files, when they were asked for
     runs/           of a comparison: a folder like this for each variant and seed
 
-A folder of somebody else's is never written into, and no run is replaced unless that was asked for.
+Nothing is written into a folder that holds other files, and no run is replaced without `force`.
+Every file is written whole or not at all. What is read may be damaged or made by somebody else:
+anything that is not a run gets one sentence.
 """
 
 import csv
 import dataclasses
 import importlib.util
+import io
 import json
-import os
 import shutil
+import tomllib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aipod._misc.files import atomic, remove_leftovers, write_text
+from aipod.runs._summary import check_summary
+
 _CONFIG, _METRICS, _SUMMARY = "config.toml", "metrics.csv", "summary.json"
 _PARQUET, _REPORT = "metrics.parquet", "report.html"
 _TABLE = "table.md"
 _FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT, _TABLE)
 _FOLDERS = ("checkpoint", "figures", "tensorboard", "runs")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_REPEAT = "repeat the run with --force"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +68,17 @@ class RunFolder:
         return self.path / _REPORT
 
     def is_run(self) -> bool:
-        return self.config.is_file()
+        try:
+            return self.config.is_file()
+        except OSError:  # a folder that may not be looked into
+            return False
 
     def create(self, config: str, *, force: bool = False) -> None:
-        """Makes the folder with its `config.toml`; replaces an older run only by `force`."""
+        """Makes the folder with its `config.toml`; an older run is replaced only with `force`."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is not a folder: choose another one with --out.")
+        if self.path.is_dir():
+            remove_leftovers(self.path)
         if self.path.is_dir() and any(self.path.iterdir()):
             if not self.is_run():
                 raise ValueError(
@@ -80,58 +96,106 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run writes, and the folder itself when nothing else is in it."""
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for name in _FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in (*_FILES, *_FOLDERS):
+            _remove(self.path / name)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
     def write_config(self, text: str) -> None:
-        _write(self.config, text)
+        write_text(self.config, text)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        _write(self.path / _SUMMARY, json.dumps(finite(summary), indent=2) + "\n")
+        write_text(self.path / _SUMMARY, json.dumps(finite(summary), indent=2) + "\n")
+
+    def write_table(self, text: str) -> None:
+        write_text(self.path / _TABLE, text)
 
     def write_metrics(self, columns: Mapping[str, np.ndarray]) -> None:
         """One row for each recorded step; an array for each step becomes columns name[0], ..."""
         flat = _flatten(columns)
-        path = self.path / _METRICS
-        temporary = path.with_suffix(".tmp")
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(flat)
-            writer.writerows(zip(*(map(str, column) for column in flat.values()), strict=True))
-        os.replace(temporary, path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(flat)
+        writer.writerows(zip(*(map(str, column) for column in flat.values()), strict=True))
+        write_text(self.path / _METRICS, text.getvalue())
         if importlib.util.find_spec("pyarrow") is not None:
             import pyarrow
             import pyarrow.parquet
 
-            pyarrow.parquet.write_table(pyarrow.table(flat), self.path / _PARQUET)
+            with atomic(self.path / _PARQUET) as file:
+                pyarrow.parquet.write_table(pyarrow.table(flat), file)
+
+    def read_config(self) -> dict[str, Any]:
+        """The names and values of `config.toml`."""
+        try:
+            return tomllib.loads(self._read(_CONFIG, "it is not the folder of a run"))
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{self.config} is not valid TOML: {error}; {_REPEAT}.") from None
 
     def read_summary(self) -> dict[str, Any]:
+        text = self._read(_SUMMARY, "the run did not end; finish it with --resume")
         try:
-            return json.loads((self.path / _SUMMARY).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ValueError(
-                f"{self.path} has no {_SUMMARY}: the run did not end; finish it with --resume."
-            ) from None
-        except ValueError:
-            raise ValueError(
-                f"{self.path / _SUMMARY} is damaged: repeat the run with --force."
-            ) from None
+            summary = json.loads(text)
+            check_summary(summary)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path / _SUMMARY} is damaged ({error}): {_REPEAT}.") from None
+        return summary
 
     def read_metrics(self) -> dict[str, np.ndarray]:
-        path = self.path / _METRICS
+        file = io.StringIO(self._read(_METRICS, "repeat the run"), newline="")
         try:
-            with open(path, newline="", encoding="utf-8") as file:
-                names = next(csv.reader(file))
+            names = next(csv.reader(file), [])
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # NumPy only warns when there are no rows
                 table = np.loadtxt(file, delimiter=",", ndmin=2)
-            return dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
+            if table.shape[1] != len(names) or len(set(names)) != len(names):
+                raise ValueError("its rows do not fit its header")
+        except (ValueError, UserWarning, csv.Error) as error:
+            reason = str(error).splitlines()[0].strip(".")
+            raise ValueError(f"{self.path / _METRICS} is damaged ({reason}): {_REPEAT}.") from None
+        return dict(zip(names, table.T, strict=True))
+
+    def read_picture(self) -> bytes | None:
+        """The experiment's own picture as PNG; None when there is none.
+
+        A link is not followed: a report would show the file it points to, whatever that is.
+        """
+        path = self.figures / "picture.png"
+        if path.is_symlink() or self.figures.is_symlink():
+            raise ValueError(f"{path} is a symbolic link: put the picture itself there.")
+        if not path.exists():
+            return None
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not content.startswith(_PNG):
+            raise ValueError(f"{path} is not a PNG picture: {_REPEAT}.")
+        return content
+
+    def _read(self, name: str, when_missing: str) -> str:
+        path = self.path / name
+        try:
+            return path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise ValueError(f"{self.path} has no {_METRICS}: repeat the run.") from None
-        except (ValueError, StopIteration):
-            raise ValueError(f"{path} is damaged: repeat the run with --force.") from None
+            raise ValueError(f"{self.path} has no {name}: {when_missing}.") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is damaged (it is not a text in UTF-8): {_REPEAT}.") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ValueError:
+    reason = error.strerror or type(error).__name__
+    return ValueError(f"{path} cannot be read ({reason}): put the file of a run there.")
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, a link or a whole folder; what a link points to stays."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _flatten(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -144,13 +208,6 @@ def _flatten(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         for index in np.ndindex(column.shape[1:]):
             flat[f"{name}[{','.join(map(str, index))}]"] = column[(slice(None), *index)]
     return flat
-
-
-def _write(path: Path, text: str) -> None:
-    """All of the file or nothing, whenever the process ends."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def finite(value: Any) -> Any:

@@ -16,8 +16,9 @@ from aipod.experiments import SUMMARIES, load, solvers, values
 from aipod.experiments.base import checks, option
 from aipod.experiments.compare import resolve_comparison
 from aipod.experiments.config import RUN_NAMES, assignments, resolve
-from aipod.experiments.execute import first, prepare
+from aipod.experiments.execute import prepare
 from aipod.experiments.tasks import synthetic
+from aipod.runs._results import first
 
 SMALL = synthetic.Options(dimension=12, lower_rank=5, upper_rank=3, problem_seed=3)
 

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from aipod.experiments.base import Picture
+from aipod.experiments.execute import picture_figure
 from aipod.report import claims, curves
 from aipod.report.collect import collect
-from aipod.report.figures import comparison_figure, picture_figure, run_figure
+from aipod.report.figures import comparison_figure, run_figure
 from aipod.report.page import write_report
 from aipod.report.style import COLOURS
 from aipod.runs._folder import RunFolder
