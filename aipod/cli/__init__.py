@@ -11,8 +11,6 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
     try:
-        import click
-
         from aipod.cli import _app
     except ImportError as error:
         print(
@@ -23,12 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         return _app.run(arguments)
-    except click.exceptions.Abort:
-        return _fail("interrupted", 130)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except click.ClickException as error:
-        return _fail(_app.explain(error), 2)
     except (ValueError, OSError) as error:
         if debug:
             traceback.print_exc()

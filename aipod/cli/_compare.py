@@ -1,46 +1,24 @@
 """`aipod compare`."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from aipod.cli._run import EXIT, free_folder, merged, to_resume
+from aipod.cli._opening import EXIT, opened
+from aipod.cli._options import Request
 from aipod.cli._show import comparison_table, err, number, out
 from aipod.cli._watch import Watch
 from aipod.experiments import load
 from aipod.experiments.compare import CompareConfig, resolve_comparison
 from aipod.experiments.execute import Prepared, execute, prepare
-from aipod.experiments.tensorboard import require_tensorboard
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder, finite
 
 
-def compare(
-    given: dict[str, Any],
-    path: Path | None,
-    *,
-    resume: bool,
-    force: bool,
-    as_json: bool,
-    tensorboard: bool,
-) -> int:
-    if tensorboard:
-        require_tensorboard()
-    folder = RunFolder(path) if path is not None else None
-    if resume:
-        folder = to_resume(folder)
-        given = merged(folder, given, resolve_comparison)
-    config = resolve_comparison(given)
-    ready = _prepare(config)
-    if folder is None:
-        folder = free_folder(f"{config.experiment}-comparison")
-    if resume:
-        folder.write_config(config.toml())
-    else:
-        folder.create(config.toml(), force=force)
-    results = _execute_all(config, ready, folder, tensorboard)
+def compare(request: Request) -> int:
+    config, ready, folder = opened(request, resolve_comparison, _prepare, _name)
+    results = _execute_all(config, ready, folder, request.tensorboard)
     if "interrupted" in results:
         err.print(
             "interrupted; finished runs are kept. Go on with: aipod compare --resume --out "
@@ -48,11 +26,15 @@ def compare(
         )
         return EXIT["interrupted"]
     summary = _conclude(config, folder)
-    if as_json:
+    if request.as_json:
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
     else:
         _show(summary, folder)
     return EXIT["diverged"] if "diverged" in results else 0
+
+
+def _name(config: CompareConfig) -> str:
+    return f"{config.experiment}-comparison"
 
 
 def _prepare(config: CompareConfig) -> dict[str, Prepared]:

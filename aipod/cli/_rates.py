@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from aipod.cli._run import free_folder
+from aipod.cli._opening import free_folder
 from aipod.cli._show import err, out
 from aipod.experiments.studies.rates import METHODS, PROBLEMS, markdown, measure
 from aipod.experiments.toml import dump
