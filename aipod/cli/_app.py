@@ -23,13 +23,14 @@ def run(arguments: list[str]) -> int:
     experiment = experiment_in([*arguments, *typed.split()])
     app = _make(experiment)
     try:
-        code = app(arguments, prog_name="aipod", standalone_mode=False)
+        work = app(arguments, prog_name="aipod", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _UsageError as error:
         _refuse_unknown_experiment(arguments, experiment)
         raise ValueError(_explain(error)) from None
-    return int(code or 0)
+    # After --help or --version there is nothing left to do but to end with a code.
+    return work() if callable(work) else int(work or 0)
 
 
 def _make(experiment: str | None) -> typer.Typer:
@@ -42,7 +43,7 @@ def _make(experiment: str | None) -> typer.Typer:
         "--debug, anywhere on the line, shows the traceback of an error.",
     )
     app.callback()(_root)
-    app.command("list")(_looking.list_)
+    _looking.add_list(app)
     _solving.add_verbs(app, experiment)
     _looking.add_verbs(app, experiment)
     return app

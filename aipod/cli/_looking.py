@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from aipod.cli import _options
-from aipod.cli._options import Json, experiment_options, function_of, given_options
+from aipod.cli._options import experiment_options, function_of, given_options
 
 _REPORT = """Write one self-contained HTML page with interactive charts about runs.
 
@@ -32,15 +32,36 @@ aipod check my_module:problem
 
 aipod check folder/my_file.py:make_problem"""
 
+_UP = "Start one SuperLink and some SuperNodes, and say how to run an app on them."
+_DOWN = "End exactly the processes that `up` started."
+
 _Dir = Annotated[
     Path,
     typer.Option("--dir", metavar="PATH", help="The folder with its logs, keys and client states."),
 ]
 
 
+def add_list(app: typer.Typer) -> None:
+    app.command("list", help="List the experiments and the solvers.")(
+        function_of(_list, {"as_json": _options.Json})
+    )
+
+
 def add_verbs(app: typer.Typer, experiment: str | None) -> None:
     """Adds the verbs but for `list`, with the options of this experiment where they are wanted."""
-    app.command("report", help=_REPORT, epilog=_REPORT_EXAMPLES)(_report)
+    options: dict[str, Any] = {
+        "folders": Annotated[
+            list[Path], typer.Argument(help="Folders of runs, or folders of those.")
+        ],
+        "out": _options.folder("The page; report.html in the folder by default."),
+        "force": Annotated[
+            bool, typer.Option("--force", help="Replace --out even if it is no report.")
+        ],
+        "as_json": _options.Json,
+    }
+    app.command("report", help=_REPORT, epilog=_REPORT_EXAMPLES)(
+        function_of(_report, options, folders=inspect.Parameter.empty)
+    )
     options = {
         "target": Annotated[
             str, typer.Argument(help="An experiment, or module:name of a problem.")
@@ -50,7 +71,7 @@ def add_verbs(app: typer.Typer, experiment: str | None) -> None:
             bool, typer.Option("--x64/--no-x64", help="In double precision, which sees more.")
         ],
         "set_": _options.Set,
-        "as_json": Json,
+        "as_json": _options.Json,
         **experiment_options(experiment),
     }
     app.command("check", help=_CHECK, epilog=_CHECK_EXAMPLES)(
@@ -60,32 +81,31 @@ def add_verbs(app: typer.Typer, experiment: str | None) -> None:
         help="A federation on Flower, all of it on this machine, for trying out.",
         epilog="Examples:\n\naipod federation up --nodes 3 --tls\n\naipod federation down",
     )
-    federation.command("up")(_federation_up)
-    federation.command("down")(_federation_down)
+    up = {
+        "nodes": _options.whole("How many SuperNodes, one for each client."),
+        "tls": Annotated[
+            bool, typer.Option("--tls", help="Encrypt, and let in registered keys alone.")
+        ],
+        "folder": _Dir,
+    }
+    here = Path("federation")
+    federation.command("up", help=_UP)(function_of(_up, up, nodes=3, folder=here))
+    federation.command("down", help=_DOWN)(function_of(_down, {"folder": _Dir}, folder=here))
     app.add_typer(federation, name="federation")
 
 
-def list_(as_json: Json = False) -> None:
-    """List the experiments and the solvers."""
+def _list(values: dict[str, Any]) -> int:
     from aipod.cli import _list
 
-    _list.show(as_json)
+    _list.show(values["as_json"])
+    return 0
 
 
-def _report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders of those.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="The page; report.html in the folder by default."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace --out even if it is no report.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+def _report(values: dict[str, Any]) -> int:
     from aipod.cli import _report
 
-    _report.report(folders, out, force=force, as_json=as_json)
+    _report.report(**values)
+    return 0
 
 
 def _check(values: dict[str, Any]) -> int:
@@ -95,23 +115,15 @@ def _check(values: dict[str, Any]) -> int:
     return _check.check(options=given_options(values), **own)
 
 
-def _federation_up(
-    nodes: Annotated[
-        int, typer.Option(metavar="INTEGER", help="How many SuperNodes, one for each client.")
-    ] = 3,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt, and let in registered keys alone.")
-    ] = False,
-    folder: _Dir = Path("federation"),
-) -> None:
-    """Start one SuperLink and some SuperNodes, and say how to run an app on them."""
+def _up(values: dict[str, Any]) -> int:
     from aipod.cli import _federation
 
-    _federation.up(folder, nodes=nodes, tls=tls)
+    _federation.up(**values)
+    return 0
 
 
-def _federation_down(folder: _Dir = Path("federation")) -> None:
-    """End exactly the processes that `up` started."""
+def _down(values: dict[str, Any]) -> int:
     from aipod.cli import _federation
 
-    _federation.down(folder)
+    _federation.down(**values)
+    return 0

@@ -1,6 +1,7 @@
 """Options that depend on the line: the arguments of solvers and the options of the experiment."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import typing
@@ -14,8 +15,10 @@ from aipod.experiments import SUMMARIES, load
 from aipod.experiments.solvers import ARGUMENTS, SOLVERS
 
 # Options whose value might be the name of an experiment, as in `--out synthetic`.
-_WITH_VALUE = ("config", "every", "out", "seed", "seeds", "set", "solver", "solvers", "steps")
-_WITH_VALUE += tuple(name for name, one in ARGUMENTS.items() if one.check.__name__ != "flag")
+_WITH_VALUE = {
+    *("config", "every", "out", "seed", "seeds", "set", "solver", "solvers", "steps"),
+    *(name for name, argument in ARGUMENTS.items() if argument.check.__name__ != "flag"),
+}
 
 Experiment = Annotated[
     str | None,
@@ -70,9 +73,14 @@ class Request:
     tensorboard: bool
 
 
+# What a line asks for, to be done after Typer has returned: it has its own ways with interrupts and
+# closed pipes. The exit code comes back.
+Work = Callable[[], int]
+
+
 def function_of(
     answer: Callable[[dict[str, Any]], int], options: Mapping[str, Any], **defaults: Any
-) -> Callable[..., int]:
+) -> Callable[..., Work]:
     """A function with these annotated options as its parameters, for `typer.Typer.command`.
 
     Typer reads a signature and nothing else, so that options which are only known when the line
@@ -89,8 +97,8 @@ def function_of(
         for name, kind in options.items()
     ]
 
-    def verb(**values: Any) -> int:
-        return answer(values)
+    def verb(**values: Any) -> Work:
+        return functools.partial(answer, values)
 
     made: Any = verb
     made.__signature__ = inspect.Signature(parameters)
