@@ -7,11 +7,12 @@ from rich.markup import escape
 
 from aipod.cli._opening import EXIT, opened
 from aipod.cli._options import Request
-from aipod.cli._show import comparison_table, err, number, out
+from aipod.cli._show import comparison_table, err, out
 from aipod.cli._watch import Watch
 from aipod.experiments import load
 from aipod.experiments.compare import CompareConfig, resolve_comparison
 from aipod.experiments.execute import Prepared, execute, prepare
+from aipod.experiments.numbers import number
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder, finite
 
@@ -73,7 +74,7 @@ def _execute_all(
 
 def _in_short(summary: dict[str, Any]) -> str:
     metric = summary["metrics"][0]["name"]
-    value = f", {metric} {number(summary['last'][metric])}" if summary["last"] else ""
+    value = f", {metric} {number(summary['last'][metric], 4)}" if summary["last"] else ""
     return f"{summary['result']}{value}, {summary['seconds']:.1f} s"
 
 

@@ -10,6 +10,7 @@ from aipod.cli._opening import free_folder
 from aipod.cli._options import Request
 from aipod.cli._rates import conclude, names, tell
 from aipod.cli._show import err, out
+from aipod.experiments.numbers import short
 from aipod.experiments.studies.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import whole
@@ -90,7 +91,7 @@ def _costs(problem: str, rows: list[dict[str, Any]], accuracies: list[float]) ->
             head = f"{word}\n{accuracy:g}"
             table.add_column(head, justify="right", no_wrap=True, min_width=5)
     for row in rows:
-        cells = [_short(cost) for name in COSTS for cost in row[name]]
+        cells = [short(cost) for name in COSTS for cost in row[name]]
         table.add_row(_label(row), *cells)
     table.caption = "Upper: projections of x and inside the adjoint; lower: those of y"
     if not all(row["noise"] for row in rows):
@@ -118,14 +119,3 @@ def _plain_table(title: str) -> Table:
 
 def _label(row: dict[str, Any]) -> str:
     return escape(row["method"] + ("" if row["noise"] else "*"))
-
-
-def _short(cost: float | None) -> str:
-    """To two figures, as in 2.7k; a dash where the accuracy was not reached."""
-    if cost is None:
-        return "–"
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if cost >= size:
-            scaled = cost / size
-            return f"{scaled:.2g}{letter}" if scaled < 99.5 else f"{scaled:.0f}{letter}"
-    return f"{cost:.0f}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aipod.experiments.numbers import setting
 from aipod.experiments.solvers import ARGUMENTS, SOLVERS
 from aipod.runs._folder import RunFolder
 
@@ -171,7 +172,7 @@ def _labels(runs: list[Run], named: Mapping[str, set[str]]) -> list[str]:
         solver = run.summary["solver"]
         alike = [other for other in runs if other.summary["solver"] == solver]
         shown = [
-            f"{_symbol(name)} = {_short(value)}"
+            f"{_symbol(name)} = {setting(value)}"
             for name, value in run.config.items()
             if name in everywhere
             or name in named.get(solver, ())
@@ -189,7 +190,3 @@ def _differs(runs: list[Run], name: str) -> bool:
 def _symbol(name: str) -> str:
     known = ARGUMENTS.get(name)
     return (known.symbol if known else "") or name.replace("_", " ")
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from aipod.experiments.base import Picture
+from aipod.experiments.numbers import setting, tick
 from aipod.report.collect import Group, Reference, Section, View
 from aipod.report.curves import AXES, curve, thinned
 from aipod.report.style import COLOURS, LINES, REFERENCE
@@ -137,15 +138,9 @@ def _finish(place: Axes, axis: str, metric: dict[str, Any] | None, logarithmic: 
         # Plain numbers; in between the powers of ten only where there are few of those.
         place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
         place.yaxis.set_minor_locator(NullLocator())
-        place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    place.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: setting(value)))
+    place.xaxis.set_major_formatter(FuncFormatter(tick))
     place.set_axisbelow(True)
-
-
-def _thousands(value: float, _: Any = None) -> str:
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,g} M"
-    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"
 
 
 def _labels(view: View) -> list[str]:

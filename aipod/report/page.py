@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 from aipod.experiments import SUMMARIES
+from aipod.experiments.numbers import number, percent, ratio
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
 from aipod.report.curves import AXES, available_axes, curve, rows, thinned
@@ -191,13 +192,13 @@ def _summary_table(section: Section, view: View) -> str:
         [
             row.label,
             ", ".join(f"{count} {name}" for name, count in row.results.items()),
-            f"{row.step:,}",
-            claims.number(row.value),
-            f"{row.ratio:.2f}",
-            f"{row.worst:.2f}",
-            f"{row.cost:,.0f}",
-            claims.percent(row.cost_ratio),
-            f"{row.seconds:.2f}",
+            number(row.step),
+            number(row.value),
+            ratio(row.ratio),
+            ratio(row.worst),
+            number(row.cost, 0),
+            percent(row.cost_ratio),
+            ratio(row.seconds),
         ]
         for row in claims.table(section, view)
     ]

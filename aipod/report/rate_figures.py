@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from aipod.experiments.numbers import setting
 from aipod.report.figures import save
 from aipod.report.style import COLOURS, LINES
 
@@ -84,7 +85,7 @@ def plain_ticks(place: Axes) -> None:
     """Plain numbers on a logarithmic axis of errors."""
     place.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     place.xaxis.set_minor_locator(NullLocator())
-    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: setting(value)))
 
 
 def _draw_steps(summary: dict[str, Any], several: list[str]) -> Any:
