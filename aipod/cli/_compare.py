@@ -35,7 +35,7 @@ def compare(request: Request) -> int:
 
 
 def _name(config: CompareConfig) -> str:
-    return f"{config.experiment}-comparison"
+    return f"{config.model.experiment}-comparison"
 
 
 def _prepare(config: CompareConfig) -> dict[str, Prepared]:
@@ -58,7 +58,7 @@ def _execute_all(
             for seed in config.seed_range():
                 one = prepared.with_seed(seed)
                 place = RunFolder(folder.runs / name / f"seed-{seed}")
-                watch.begin(f"{name}, seed {seed}", config.steps)
+                watch.begin(f"{name}, seed {seed}", config.model.steps)
                 result = _finished(place, one)
                 if result is None:
                     place.path.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
 
     summary: dict[str, Any] = {
         "kind": "comparison",
-        "experiment": config.experiment,
+        "experiment": config.model.experiment,
         "panels": [{"title": p.title, "variants": list(p.variants)} for p in config.panels],
         "references": _references(config),
         "folders": {v: name for name, variants in config.folders().items() for v in variants},
@@ -119,7 +119,7 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
 
 def _references(config: CompareConfig) -> list[dict[str, Any]]:
     """The experiment's trajectories from elsewhere, as plain data."""
-    experiment = load(config.experiment)
+    experiment = load(config.model.experiment)
     titles = {panel.title for panel in config.panels}
     return [
         {
@@ -127,7 +127,7 @@ def _references(config: CompareConfig) -> list[dict[str, Any]]:
             "label": one.label,
             "columns": {name: column.tolist() for name, column in one.columns.items()},
         }
-        for one in experiment.references(experiment.options(**config.options))
+        for one in experiment.references(experiment.options(**config.model.options))
         if titles & set(one.panels)
     ]
 

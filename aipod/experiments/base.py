@@ -84,7 +84,7 @@ class Reference:
 class Experiment:
     """An experiment of the command.
 
-    - `options`: a frozen dataclass whose fields are made by `option`.
+    - `options`: a frozen dataclass whose fields are made by `limits.option`.
     - `build`: options -> Task.
     - `panels`: options -> what `aipod compare` shows unless it is told otherwise.
     - `metrics`: what is shown; the first one is the headline.
@@ -109,11 +109,6 @@ class Experiment:
     def solver(self) -> str:
         """The solver that a run takes unless told otherwise."""
         return next(iter(self.arguments))
-
-
-def option(default: Any, help: str) -> Any:
-    """A field of an experiment's options, with the line that `--help` shows."""
-    return dataclasses.field(default=default, metadata={"help": help})
 
 
 def checks(options: type) -> dict[str, Callable[[Any, str], Plain]]:

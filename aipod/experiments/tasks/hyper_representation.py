@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod import federated
-from aipod.experiments.base import Experiment, Metric, Panel, Reference, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Reference, Task
+from aipod.experiments.limits import NOT_NEGATIVE, option
 from aipod.experiments.tasks.images import (
     ImageOptions,
     Layer,
@@ -32,7 +33,7 @@ from aipod.problem._bilevel import Composite
 
 @dataclasses.dataclass(frozen=True)
 class Options(ImageOptions):
-    ridge: float = option(0.05, "the lower level's penalty on ||y||^2")
+    ridge: float = option(0.05, "the lower level's penalty on ||y||^2", NOT_NEGATIVE)
 
 
 def features(x: Layer, batch: tuple[Array, Array]) -> Array:

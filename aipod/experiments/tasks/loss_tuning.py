@@ -19,7 +19,8 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod import federated
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Reference, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Reference, Task
+from aipod.experiments.limits import SHARE, option
 from aipod.experiments.tasks.images import (
     ImageOptions,
     Layer,
@@ -42,13 +43,10 @@ Tuning = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Options(ImageOptions):
-    imbalance: float = option(0.1, "examples of the rarest class as a share of the commonest's")
+    imbalance: float = option(
+        0.1, "examples of the rarest class as a share of the commonest's", SHARE
+    )
     learn_weights: bool = option(False, "whether x also weights the classes in the lower loss")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.imbalance <= 1:
-            raise ValueError(f"imbalance must lie in (0, 1], got {self.imbalance}.")
 
 
 def imbalanced(options: Options, labels: np.ndarray) -> np.ndarray:

@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod._hypergradient._exact import exact_lower
-from aipod.experiments import facts
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task
+from aipod.experiments.limits import POSITIVE, at_least, check_limits, option
+from aipod.experiments.tasks import facts
 from aipod.experiments.tasks.measures import exactly
 from aipod.problem._bilevel import Bilevel
 from aipod.problem._samplers import Minibatches
@@ -42,16 +43,12 @@ _TRAIN, _VALIDATION = 252, 352
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    risk_aversion: float = option(8.0, "the risk aversion e^a to start from")
-    ridge: float = option(0.2, "the pull of the weights towards zero")
-    batch_size: int = option(64, "weeks in a minibatch")
+    risk_aversion: float = option(8.0, "the risk aversion e^a to start from", POSITIVE)
+    ridge: float = option(0.2, "the pull of the weights towards zero", POSITIVE)
+    batch_size: int = option(64, "weeks in a minibatch", at_least(1))
 
     def __post_init__(self) -> None:
-        for name in ("risk_aversion", "ridge"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        check_limits(self)
 
 
 class Market(NamedTuple):
