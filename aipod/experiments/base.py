@@ -3,13 +3,14 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import PyTree
 
 from aipod.experiments import values
+from aipod.experiments.limits import Limit
 from aipod.experiments.values import Plain
 from aipod.problem._bilevel import Bilevel
 
@@ -71,6 +72,11 @@ class Panel:
     variants: tuple[str, ...]
 
 
+def varied(argument: str, chosen: Sequence[Plain]) -> tuple[str, ...]:
+    """Variants that differ in one argument, as in `varied("e-aipod:lower_prob", (1, 0.5))`."""
+    return tuple(f"{argument}={value}" for value in chosen)
+
+
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """A trajectory from elsewhere, drawn dotted in the panels of a comparison that have a title."""
@@ -84,7 +90,7 @@ class Reference:
 class Experiment:
     """An experiment of the command.
 
-    - `options`: a frozen dataclass whose fields are made by `limits.option`.
+    - `options`: a frozen dataclass whose fields are made by `option`.
     - `build`: options -> Task.
     - `panels`: options -> what `aipod compare` shows unless it is told otherwise.
     - `metrics`: what is shown; the first one is the headline.
@@ -109,6 +115,14 @@ class Experiment:
     def solver(self) -> str:
         """The solver that a run takes unless told otherwise."""
         return next(iter(self.arguments))
+
+
+def option(default: Any, help: str, limit: Limit | None = None) -> Any:
+    """A field of an experiment's options, with the line that `--help` shows.
+
+    The limit holds where `__post_init__` of the options calls `check_limits`.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "limit": limit})
 
 
 def checks(options: type) -> dict[str, Callable[[Any, str], Plain]]:

@@ -23,14 +23,9 @@ NOT_NEGATIVE = Limit("be 0 or more", lambda value: 0 <= value < math.inf)
 SHARE = Limit("lie in (0, 1]", lambda value: 0 < value <= 1)
 
 
-def option(default: Any, help: str, limit: Limit | None = None) -> Any:
-    """A field of an experiment's options, with the line that `--help` shows."""
-    return dataclasses.field(default=default, metadata={"help": help, "limit": limit})
-
-
 def check_limits(options: Any) -> None:
     """Raises `ValueError` for the first option outside its limit; an option of None has none."""
     for field in dataclasses.fields(options):
-        limit, value = field.metadata["limit"], getattr(options, field.name)
+        limit, value = field.metadata.get("limit"), getattr(options, field.name)
         if limit is not None and value is not None and not limit.holds(value):
             raise ValueError(f"{field.name} must {limit.words}, got {value}.")

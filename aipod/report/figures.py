@@ -19,7 +19,7 @@ from aipod.experiments.base import Picture
 from aipod.experiments.numbers import setting, tick
 from aipod.report.collect import Group, Reference, Section, View
 from aipod.report.curves import AXES, curve, thinned
-from aipod.report.style import COLOURS, LINES, REFERENCE
+from aipod.report.style import COLOURS, REFERENCE, look
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -102,11 +102,11 @@ def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
     across, up = curve(group, axis).middle, curve(group, metric["name"])
     rows = thinned(len(across), _POINTS)
-    colour, line = COLOURS[group.index % len(COLOURS)], LINES[group.index % len(LINES)][0]
-    place.plot(across[rows], up.middle[rows], color=colour, linestyle=line, label=group.label)
+    drawn = look(group.index)
+    place.plot(across[rows], up.middle[rows], **drawn, label=group.label)
     if len(group.runs) > 1:
         shade: Any = (up.low[rows], up.high[rows])
-        place.fill_between(across[rows], *shade, color=colour, alpha=0.18, linewidth=0)
+        place.fill_between(across[rows], *shade, color=drawn["color"], alpha=0.18, linewidth=0)
 
 
 def _reference_line(

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from aipod.experiments.numbers import setting
 from aipod.report.figures import save
-from aipod.report.style import COLOURS, LINES
+from aipod.report.style import look
 
 _PANELS = (
     ("samples", ("samples",), (2.0,)),
@@ -50,8 +50,7 @@ def _panel(
         place.loglog(
             curve["error"],
             costs[label],
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=LINES[index % len(LINES)][0],
+            **look(index),
             marker="o",
             markersize=3,
             label=label,
@@ -93,12 +92,10 @@ def _draw_steps(summary: dict[str, Any], several: list[str]) -> Any:
         places = np.atleast_1d(figure.subplots(1, len(several), sharey=True))
         for place, name in zip(places, several, strict=True):
             for index, (label, curve) in enumerate(summary["curves"][name].items()):
-                colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)][0]
                 place.loglog(
                     curve["upper_projections"],
                     curve["error"],
-                    color=colour,
-                    linestyle=line,
+                    **look(index),
                     marker="o",
                     markersize=3,
                     label=label,

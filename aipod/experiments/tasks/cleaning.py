@@ -19,8 +19,8 @@ import optax
 from jaxtyping import Array
 
 from aipod.data import load
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task
-from aipod.experiments.limits import POSITIVE, Limit, at_least, check_limits, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import POSITIVE, Limit, at_least, check_limits
 from aipod.problem._bilevel import Bilevel
 from aipod.problem._samplers import Minibatches
 
@@ -187,8 +187,7 @@ def draw_weights(figure: "Figure", data: Mixture, weights: np.ndarray) -> None:
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    steps = tuple(f"aipod:lower_steps={s}" for s in (10, 5, 2))
-    return (Panel("Steps of the lower level", steps),)
+    return (Panel("Steps of the lower level", varied("aipod:lower_steps", (10, 5, 2))),)
 
 
 _SHARED: dict[str, Any] = {"upper_optimizer": "adam(0.05)", "lower_steps": 10, "adjoint_steps": 20}

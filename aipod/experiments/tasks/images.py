@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from aipod import data, federated
-from aipod.experiments.base import Columns
-from aipod.experiments.limits import SHARE, at_least, check_limits, option
+from aipod.experiments.base import Columns, Reference, option
+from aipod.experiments.limits import SHARE, at_least, check_limits
 from aipod.federated import IID, Dirichlet, Shards
 from aipod.problem._bilevel import Bilevel, Objective
 
@@ -138,6 +138,17 @@ def class_accuracies(logits: Array, labels: Array, classes: int) -> Array:
     members = jax.nn.one_hot(labels, classes)
     right = (jnp.argmax(logits, axis=-1) == labels).astype(members.dtype)
     return right @ members / jnp.maximum(jnp.sum(members, axis=0), 1)
+
+
+def references(task: str, options: ImageOptions) -> tuple[Reference, ...]:
+    """What the published codes reached on this task; they ran on MNIST alone."""
+    if options.data != "mnist":
+        return ()
+    panels = ("E-AiPOD and FedNest", "One round per step")
+    return (
+        Reference(panels, "published E-AiPOD code", published(f"eaipod_{task}")),
+        Reference(panels, "published FedNest code", published(f"fednest_{task}")),
+    )
 
 
 def published(name: str) -> Columns:

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod._hypergradient._exact import exact_lower
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task
-from aipod.experiments.limits import POSITIVE, at_least, check_limits, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import POSITIVE, at_least, check_limits
 from aipod.experiments.tasks import facts
 from aipod.experiments.tasks.measures import exactly
 from aipod.problem._bilevel import Bilevel
@@ -189,8 +189,9 @@ def draw_portfolio(figure: "Figure", data: Market, start: Any, end: Any) -> None
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.3, 0.1))
-    return (Panel("How often the weights are projected", probabilities),)
+    return (
+        Panel("How often the weights are projected", varied("e-aipod:lower_prob", (1, 0.3, 0.1))),
+    )
 
 
 _SHARED: dict[str, Any] = {

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod._misc.tree import to_device
-from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task
-from aipod.experiments.limits import NOT_NEGATIVE, Limit, at_least, check_limits, option
+from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task, option, varied
+from aipod.experiments.limits import NOT_NEGATIVE, Limit, at_least, check_limits
 from aipod.problem._bilevel import Bilevel
 from aipod.problem._samplers import Noise
 from aipod.sets import AbstractSet, Affine, Free
@@ -133,12 +133,11 @@ def running_error(columns: Columns) -> dict[str, np.ndarray]:
 
 def panels(options: Options) -> tuple[Panel, ...]:
     """Figure 1. The paper's left half has T = 2; here T = 1, where p = 1 is AiPOD itself."""
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.3, 0.1))
     against = ["aipod", "e-aipod:upper_steps=1", "e-aipod:upper_steps=2"]
     if not options.coupled or options.constraints in ("upper", "none"):
         against.append("e2-aipod")
     return (
-        Panel("How often y is projected", probabilities),
+        Panel("How often y is projected", varied("e-aipod:lower_prob", (1, 0.5, 0.3, 0.1))),
         Panel("AiPOD and its efficient variants", tuple(against)),
     )
 

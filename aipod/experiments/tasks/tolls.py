@@ -21,14 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
 from aipod.experiments.limits import (
     NOT_NEGATIVE,
     POSITIVE,
     Limit,
     at_least,
     check_limits,
-    option,
 )
 from aipod.experiments.tasks.entropy import entropy
 from aipod.experiments.tasks.roads import (
@@ -188,8 +187,7 @@ _CAPTION = (
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.2))
-    return (Panel("How often flows are projected", probabilities),)
+    return (Panel("How often flows are projected", varied("e-aipod:lower_prob", (1, 0.5, 0.2))),)
 
 
 # A shorter series is biased: with 100 terms the tolls bring three quarters of the gain only.

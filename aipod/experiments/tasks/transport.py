@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task
-from aipod.experiments.limits import NOT_NEGATIVE, POSITIVE, at_least, check_limits, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import NOT_NEGATIVE, POSITIVE, at_least, check_limits
 from aipod.experiments.tasks.entropy import entropy, logarithm
 from aipod.experiments.tasks.measures import exactly
 from aipod.problem._bilevel import Bilevel
@@ -204,8 +204,9 @@ def draw_city(figure: "Figure", data: City, cost: np.ndarray) -> None:
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.2))
-    return (Panel("How often the coupling is projected", probabilities),)
+    return (
+        Panel("How often the coupling is projected", varied("e-aipod:lower_prob", (1, 0.5, 0.2))),
+    )
 
 
 _SHARED: dict[str, Any] = {
