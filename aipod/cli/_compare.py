@@ -93,8 +93,8 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
     """The comparison's own summary and figure, made from the folders of its runs."""
     from aipod.report import claims
     from aipod.report.collect import collect
-    from aipod.report.curves import AXES
     from aipod.report.figures import comparison_figure
+    from aipod.report.reading import AXES
 
     summary: dict[str, Any] = {
         "kind": "comparison",

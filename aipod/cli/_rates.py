@@ -66,7 +66,8 @@ def tell(
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
         return
     show(summary)
-    err.print(f"written to {escape(str(folder.path))}: table.md, summary.json and figures")
+    shown = escape(str(folder.path))
+    err.print(f"written to {shown}: table.md, summary.json and figures; next: aipod report {shown}")
 
 
 def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]:

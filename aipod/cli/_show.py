@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from aipod.experiments.numbers import number, percent, ratio
-from aipod.report.curves import AXES
+from aipod.report.reading import AXES
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)

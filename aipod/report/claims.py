@@ -7,7 +7,8 @@ import numpy as np
 
 from aipod.experiments.numbers import number, percent, ratio
 from aipod.report.collect import Group, Section, View
-from aipod.report.curves import AXES, curve, rows
+from aipod.report.curves import curve, rows
+from aipod.report.reading import AXES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from aipod.experiments.base import Picture
 from aipod.experiments.numbers import setting, tick
 from aipod.report.collect import Group, Reference, Section, View
-from aipod.report.curves import AXES, curve, thinned
+from aipod.report.curves import curve, thinned
+from aipod.report.reading import AXES
 from aipod.report.style import COLOURS, REFERENCE, look
 
 _STYLE: Any = {
