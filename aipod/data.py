@@ -2,11 +2,13 @@
 
 import gzip
 import hashlib
+import math
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -25,6 +27,12 @@ _REMEDY = (
     "give the folder that holds the four idx files (gzipped or not) with --data-dir or in the "
     "environment variable AIPOD_DATA"
 )
+
+
+# Bytes of the largest file of MNIST, unpacked.
+_LARGEST = 16 + 60_000 * 28 * 28
+# No gzip archive unpacks to more than this many times its size.
+_MOST_UNPACKED = 1032
 
 
 class DataError(ValueError):
@@ -100,6 +108,8 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         images, labels = aipod.data.mnist("path/to/folder").train
         ```
     """
+    if data_dir is not None and not os.fspath(data_dir):
+        raise DataError(f"data_dir is empty: {_REMEDY}.")
     named = data_dir if data_dir is not None else os.environ.get("AIPOD_DATA")
     find = _in_folder(Path(named)) if named else _in_cache()
     parts = []
@@ -119,7 +129,7 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
             f"training images have {train.images.shape[1]} pixels, test images "
             f"{test.images.shape[1]}: they belong to different data sets; {_REMEDY}."
         )
-    return Dataset(train, test, int(train.labels.max()) + 1)
+    return Dataset(train, test, 1 + int(max(train.labels.max(), test.labels.max())))
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -148,32 +158,44 @@ def _in_folder(folder: Path) -> Callable[[str], Path]:
     return find
 
 
-def _content(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(
-            f"{path.name} is damaged (it does not decompress: {error}): fetch it again, then "
-            f"{_REMEDY}."
-        ) from error
+def _open(path: Path) -> BinaryIO:
+    """The bytes of a file, unpacked where it is gzipped."""
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if zipped else open(path, "rb")
 
 
 def _read_idx(path: Path, axes: int) -> np.ndarray:
     """An array of bytes in the idx format: a magic number, the lengths of the axes, the bytes."""
-    content = _content(path)
     head = 4 + 4 * axes
-    if len(content) < head or content[:4] != bytes((0, 0, 8, axes)):
-        raise DataError(f"{path.name} is not an idx file of bytes with {axes} axes; {_REMEDY}.")
-    shape = struct.unpack(f">{axes}I", content[4:head])
-    if len(content) != head + int(np.prod(shape)):
+    try:
+        with _open(path) as file:
+            begin = file.read(head)
+            if len(begin) < head or begin[:4] != bytes((0, 0, 8, axes)):
+                raise DataError(
+                    f"{path.name} is not an idx file of bytes with {axes} axes; {_REMEDY}."
+                )
+            shape = struct.unpack(f">{axes}I", begin[4:])
+            size = math.prod(shape)
+            # Never more than the header says, however much a small archive unpacks to; and
+            # nothing at all where the header says more than the file can hold.
+            fits = size <= _MOST_UNPACKED * path.stat().st_size
+            content = file.read(size + 1) if fits else b""
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"{path.name} is truncated or damaged: it should hold {' x '.join(map(str, shape))} "
-            f"bytes, but holds {len(content) - head}: fetch it again, then {_REMEDY}."
+            f"{path.name} is damaged (it does not decompress: {error}): fetch it again, then "
+            f"{_REMEDY}."
+        ) from error
+    shown = " x ".join(map(str, shape))
+    if len(content) != size:
+        holds = "less" if len(content) < size else "more"
+        raise DataError(
+            f"{path.name} is truncated or damaged: it should hold {shown} bytes, but holds "
+            f"{holds}: fetch it again, then {_REMEDY}."
         )
-    return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
+    if size == 0:
+        raise DataError(f"{path.name} holds no data ({shown} bytes); {_REMEDY}.")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _in_cache() -> Callable[[str], Path]:
@@ -206,10 +228,13 @@ def _in_cache() -> Callable[[str], Path]:
 
 
 def _digest(path: Path) -> str:
+    """Of the unpacked bytes; nothing of a damaged file, or of one that MNIST has no room for."""
     try:
-        return hashlib.sha256(_content(path)).hexdigest()
-    except DataError:
+        with _open(path) as file:
+            content = file.read(_LARGEST + 1)
+    except (OSError, EOFError, zlib.error):
         return ""
+    return hashlib.sha256(content).hexdigest() if len(content) <= _LARGEST else ""
 
 
 def _fetch(pooch: Any, url: str, path: Path, wanted: str) -> None:

@@ -20,6 +20,7 @@ import jax
 import aipod
 from aipod.experiments.config import assignments, resolve
 from aipod.experiments.execute import prepare
+from aipod.experiments.numbers import markdown, number
 from aipod.runs._results import first
 
 LEVELS = (0.80, 0.85, 0.88, 0.90, 0.92, 0.94, 0.96)
@@ -103,21 +104,17 @@ def show(runs: list[dict[str, Any]], levels: list[float]) -> None:
         groups.setdefault((one["task"] + extra, one["variant"]), []).append(one)
     for task in dict.fromkeys(task for task, _ in groups):
         heads = [f"rounds (MB) to {level:.0%}" for level in levels]
-        print(
-            f"\n{task}\n\n| | seeds | {' | '.join(heads)} | last accuracy | diverged | ms a step |"
-        )
-        print("|---|---|" + "---|" * (len(levels) + 3))
+        rows = []
         for (_, variant), members in (g for g in groups.items() if g[0][0] == task):
             cells = [_reached(members, f"{level:.2f}") for level in levels]
             last = statistics.median(one["accuracy"] for one in members)
             diverged = [one["steps"] for one in members if one["result"] == "diverged"]
             pace = statistics.median(1e3 * one["seconds"] / max(one["steps"], 1) for one in members)
             steps = max(one["steps"] for one in members)
-            print(
-                f"| {variant} | {len(members)} | {' | '.join(cells)} "
-                f"| {last:.1%} after {steps:,} "
-                f"| {', '.join(map(str, diverged)) or 'none'} | {pace:.1f} |"
-            )
+            ends = [f"{last:.1%} after {steps:,}", ", ".join(map(str, diverged)) or "none"]
+            rows.append([variant, str(len(members)), *cells, *ends, f"{pace:.1f}"])
+        head = ["", "seeds", *heads, "last accuracy", "diverged", "ms a step"]
+        print(f"\n{task}\n\n{markdown(head, rows)}", end="")
 
 
 def _reached(members: list[dict[str, Any]], level: str) -> str:
@@ -130,7 +127,7 @@ def _reached(members: list[dict[str, Any]], level: str) -> str:
         name: statistics.median_high([(one or endless)[name] for one in found])
         for name in ("rounds", "bytes_up")
     }
-    return f"{median['rounds']:,.0f} ({median['bytes_up'] / 1e6:,.1f})"
+    return f"{number(median['rounds'], 0)} ({median['bytes_up'] / 1e6:,.1f})"
 
 
 def main() -> None:

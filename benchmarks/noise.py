@@ -19,6 +19,7 @@ import numpy as np
 
 import aipod
 from aipod.experiments.base import Task
+from aipod.experiments.numbers import number
 from aipod.experiments.tasks import synthetic
 
 LEVELS = (1.0, 0.5, 0.2, 0.1)
@@ -53,7 +54,7 @@ def measure(task: Task, name: str, solver: aipod.Alternating, steps: int, seeds:
             below = np.flatnonzero(error < level)
             reached[level].append(float(rounds[below[0] + WINDOW - 1]) if below.size else np.inf)
     cells = (statistics.median(reached[level]) for level in LEVELS)
-    words = (f"{cell:,.0f}" if np.isfinite(cell) else "-" for cell in cells)
+    words = (number(cell, 0) if np.isfinite(cell) else "-" for cell in cells)
     print(f"| {name} | {' | '.join(words)} | {statistics.median(last):.3f} |", flush=True)
 
 

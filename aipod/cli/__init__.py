@@ -3,6 +3,9 @@
 import sys
 import traceback
 
+# What a shell reports of a program whose reader has gone, as in `aipod list | head -1`.
+_CLOSED_PIPE = 141
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
@@ -11,9 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
     try:
-        import click
-
-        from aipod.cli import _app
+        from aipod.cli import _app, _terminal
     except ImportError as error:
         print(
             f"aipod: the command needs the experiments extra ({error}): "
@@ -21,14 +22,22 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    _terminal.spell_out()
     try:
-        return _app.run(arguments)
-    except click.exceptions.Abort:
-        return _fail("interrupted", 130)
+        code = _app.run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except click.ClickException as error:
-        return _fail(_app.explain(error), 2)
+    except (BrokenPipeError, SystemExit) as error:
+        # Rich and Typer end the program themselves when the reader of their output has gone.
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+            _terminal.forget_output()
+            return _CLOSED_PIPE
+        return int(error.code or 0)
+    except MemoryError as error:
+        return _fail(f"not enough memory ({_one_line(error)}): choose smaller sizes.", 2)
     except (ValueError, OSError) as error:
         if debug:
             traceback.print_exc()

@@ -1,46 +1,25 @@
 """`aipod compare`."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from aipod.cli._run import EXIT, free_folder, merged, to_resume
-from aipod.cli._show import comparison_table, err, number, out
+from aipod.cli._opening import EXIT, opened
+from aipod.cli._options import Request
+from aipod.cli._show import comparison_table, err, out
 from aipod.cli._watch import Watch
 from aipod.experiments import load
 from aipod.experiments.compare import CompareConfig, resolve_comparison
 from aipod.experiments.execute import Prepared, execute, prepare
-from aipod.experiments.tensorboard import require_tensorboard
+from aipod.experiments.numbers import number
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder, finite
 
 
-def compare(
-    given: dict[str, Any],
-    path: Path | None,
-    *,
-    resume: bool,
-    force: bool,
-    as_json: bool,
-    tensorboard: bool,
-) -> int:
-    if tensorboard:
-        require_tensorboard()
-    folder = RunFolder(path) if path is not None else None
-    if resume:
-        folder = to_resume(folder)
-        given = merged(folder, given, resolve_comparison)
-    config = resolve_comparison(given)
-    ready = _prepare(config)
-    if folder is None:
-        folder = free_folder(f"{config.experiment}-comparison")
-    if resume:
-        folder.write_config(config.toml())
-    else:
-        folder.create(config.toml(), force=force)
-    results = _execute_all(config, ready, folder, tensorboard)
+def compare(request: Request) -> int:
+    config, ready, folder = opened(request, resolve_comparison, _prepare, _name)
+    results = _execute_all(config, ready, folder, request.tensorboard)
     if "interrupted" in results:
         err.print(
             "interrupted; finished runs are kept. Go on with: aipod compare --resume --out "
@@ -48,11 +27,15 @@ def compare(
         )
         return EXIT["interrupted"]
     summary = _conclude(config, folder)
-    if as_json:
+    if request.as_json:
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
     else:
         _show(summary, folder)
     return EXIT["diverged"] if "diverged" in results else 0
+
+
+def _name(config: CompareConfig) -> str:
+    return f"{config.model.experiment}-comparison"
 
 
 def _prepare(config: CompareConfig) -> dict[str, Prepared]:
@@ -75,7 +58,7 @@ def _execute_all(
             for seed in config.seed_range():
                 one = prepared.with_seed(seed)
                 place = RunFolder(folder.runs / name / f"seed-{seed}")
-                watch.begin(f"{name}, seed {seed}", config.steps)
+                watch.begin(f"{name}, seed {seed}", config.model.steps)
                 result = _finished(place, one)
                 if result is None:
                     place.path.mkdir(parents=True, exist_ok=True)
@@ -91,7 +74,7 @@ def _execute_all(
 
 def _in_short(summary: dict[str, Any]) -> str:
     metric = summary["metrics"][0]["name"]
-    value = f", {metric} {number(summary['last'][metric])}" if summary["last"] else ""
+    value = f", {metric} {number(summary['last'][metric], 4)}" if summary["last"] else ""
     return f"{summary['result']}{value}, {summary['seconds']:.1f} s"
 
 
@@ -110,12 +93,12 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
     """The comparison's own summary and figure, made from the folders of its runs."""
     from aipod.report import claims
     from aipod.report.collect import collect
-    from aipod.report.curves import AXES
     from aipod.report.figures import comparison_figure
+    from aipod.report.reading import AXES
 
     summary: dict[str, Any] = {
         "kind": "comparison",
-        "experiment": config.experiment,
+        "experiment": config.model.experiment,
         "panels": [{"title": p.title, "variants": list(p.variants)} for p in config.panels],
         "references": _references(config),
         "folders": {v: name for name, variants in config.folders().items() for v in variants},
@@ -136,7 +119,7 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
 
 def _references(config: CompareConfig) -> list[dict[str, Any]]:
     """The experiment's trajectories from elsewhere, as plain data."""
-    experiment = load(config.experiment)
+    experiment = load(config.model.experiment)
     titles = {panel.title for panel in config.panels}
     return [
         {
@@ -144,7 +127,7 @@ def _references(config: CompareConfig) -> list[dict[str, Any]]:
             "label": one.label,
             "columns": {name: column.tolist() for name, column in one.columns.items()},
         }
-        for one in experiment.references(experiment.options(**config.options))
+        for one in experiment.references(experiment.options(**config.model.options))
         if titles & set(one.panels)
     ]
 

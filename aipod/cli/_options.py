@@ -1,92 +1,186 @@
-"""Options that no function signature lists: those of the solvers and of the experiment named."""
+"""Options that depend on the line: the arguments of solvers and the options of the experiment."""
 
 import dataclasses
+import functools
+import inspect
 import itertools
 import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
 import typer
-from typer.core import TyperCommand, TyperOption
 
 from aipod.experiments import SUMMARIES, load
-from aipod.experiments.solvers import ARGUMENTS
+from aipod.experiments.solvers import ARGUMENTS, SOLVERS
 
-_GIVEN = "aipod.given"
-_EXPERIMENT = "aipod.experiment"
+# Options whose value might be the name of an experiment, as in `--out synthetic`.
+_WITH_VALUE = {
+    *("config", "every", "out", "seed", "seeds", "set", "solver", "solvers", "steps"),
+    *(name for name, argument in ARGUMENTS.items() if argument.check.__name__ != "flag"),
+}
+
+Experiment = Annotated[
+    str | None,
+    typer.Argument(
+        help="An experiment of `aipod list`; a configuration file may name it instead.",
+        autocompletion=lambda: list(SUMMARIES),
+        show_default=False,
+    ),
+]
+Solver = Annotated[
+    str | None,
+    typer.Option(
+        help="A solver of `aipod list`.", metavar="TEXT", autocompletion=lambda: list(SOLVERS)
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="PATH", help="A TOML file with any of these names."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Overrides everything else; repeatable."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier run wrote there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-class ExperimentCommand(TyperCommand):
-    """A verb that also takes every solver argument and every option of its experiment."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_EXPERIMENT] = _experiment_in(args)
-        return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        *own, help_option = super().get_params(ctx)
-        more: list[click.Parameter] = []
-        if self.name != "check":
-            more += [_argument_option(name) for name in ARGUMENTS]
-        if ctx.meta.get(_EXPERIMENT):
-            more += _experiment_options(ctx.meta[_EXPERIMENT])
-        return [*own, *more, help_option]
+def whole(help: str) -> Any:
+    """A whole number that need not be given."""
+    return Annotated[int | None, typer.Option(metavar="INTEGER", help=help)]
 
 
-def given_options(
-    context: typer.Context, config: Path | None, sets: list[str] | None, **own: Any
-) -> dict[str, Any]:
+def text(help: str) -> Any:
+    """Text that need not be given."""
+    return Annotated[str | None, typer.Option(metavar="TEXT", help=help)]
+
+
+def folder(help: str) -> Any:
+    """The folder that a verb writes to."""
+    return Annotated[Path | None, typer.Option("--out", metavar="PATH", help=help)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a line asks of a verb: the names it gives, and what to do with the folder."""
+
+    given: dict[str, Any]
+    out: Path | None
+    resume: bool
+    force: bool
+    as_json: bool
+    tensorboard: bool
+
+
+# What a line asks for, to be done after Typer has returned: it has its own ways with interrupts and
+# closed pipes. The exit code comes back.
+Work = Callable[[], int]
+
+
+def function_of(
+    answer: Callable[[dict[str, Any]], int], options: Mapping[str, Any], **defaults: Any
+) -> Callable[..., Work]:
+    """A function with these annotated options as its parameters, for `typer.Typer.command`.
+
+    Typer reads a signature and nothing else, so that options which are only known when the line
+    is read need no class of their own. The default of an option is False for a switch, and None
+    unless it is given here.
+    """
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=kind,
+            default=defaults.get(name, False if typing.get_args(kind)[0] is bool else None),
+        )
+        for name, kind in options.items()
+    ]
+
+    def verb(**values: Any) -> Work:
+        return functools.partial(answer, values)
+
+    made: Any = verb
+    made.__signature__ = inspect.Signature(parameters)
+    made.__annotations__ = dict(options)
+    return verb
+
+
+def given_options(values: dict[str, Any]) -> dict[str, Any]:
     """Everything that was given: by the file, then by options, then by --set."""
     from aipod.experiments.config import assignments, read
 
+    rest = dict(values)
+    config, sets = rest.pop("config", None), rest.pop("set_", None)
     found = read(config) if config is not None else {}
-    found |= {name: value for name, value in own.items() if value is not None}
-    found |= context.meta.get(_GIVEN, {})
+    found |= {name: value for name, value in rest.items() if value is not None}
     return found | assignments(sets or [])
 
 
-def _experiment_in(arguments: list[str]) -> str | None:
-    """The experiment that a command line is about, as far as it can be seen before parsing."""
-    named = next((argument for argument in arguments if argument in SUMMARIES), None)
-    if named is not None:
-        return named
-    for argument, value in itertools.pairwise(arguments):
-        path = {"--config": Path(value), "--out": Path(value) / "config.toml"}.get(argument)
+def experiment_in(arguments: Sequence[str]) -> str | None:
+    """The experiment that a line is about, as far as it can be seen before parsing."""
+    words = list(_words(arguments))
+    pairs = list(itertools.pairwise(["", *words]))
+    for before, word in pairs:
+        option = before.startswith("--") and before[2:].replace("-", "_") in _WITH_VALUE
+        if word in SUMMARIES and not option:
+            return word
+    for before, word in pairs:
+        path = {"--config": Path(word), "--out": Path(word) / "config.toml"}.get(before)
         if path is not None and path.is_file():
             from aipod.experiments.config import read
 
             try:
                 experiment = read(path).get("experiment")
-            except ValueError:
+            except (ValueError, OSError):
                 continue  # the verb itself will say what is wrong with the file
-            if experiment in SUMMARIES:
-                return str(experiment)
+            if isinstance(experiment, str) and experiment in SUMMARIES:
+                return experiment
     return None
 
 
-def _store(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value is not None:
-        context.meta.setdefault(_GIVEN, {})[parameter.name] = value
+def _words(arguments: Sequence[str]) -> Iterator[str]:
+    """The line with `--name=value` taken apart."""
+    for argument in arguments:
+        if argument.startswith("--") and "=" in argument:
+            yield from argument.split("=", 1)
+        else:
+            yield argument
 
 
-def _option(
-    name: str, help: str, panel: str, *, flag: bool, metavar: str, on: bool = False
-) -> TyperOption:
-    dashed = "--" + name.replace("_", "-")
-    return TyperOption(
-        param_decls=[name, f"{dashed}/--no-{dashed[2:]}" if on else dashed],
-        type=click.BOOL if flag else click.STRING,
-        is_flag=flag or None,
-        metavar=None if flag else metavar,
-        help=help,
-        callback=_store,
-        expose_value=False,
-        rich_help_panel=panel,
-    )
+def solver_options() -> dict[str, Any]:
+    """An option for every argument of any solver."""
+    return {name: _argument_option(name) for name in ARGUMENTS}
 
 
-def _argument_option(name: str) -> TyperOption:
+def experiment_options(experiment: str | None) -> dict[str, Any]:
+    """An option for every field of the experiment's options; none without an experiment."""
+    if experiment is None:
+        return {}
+    from aipod.experiments.base import checks
+
+    options = load(experiment).options
+    kinds = {name: check.__name__ for name, check in checks(options).items()}
+    metavars = {"whole": "INTEGER", "number": "NUMBER"}
+    words = {
+        name: "|".join(typing.get_args(hint))
+        for name, hint in typing.get_type_hints(options).items()
+        if typing.get_origin(hint) is typing.Literal
+    }
+    return {
+        field.name: _option(
+            field.name,
+            f"{field.metadata['help']} [dim]({_shown(field.default)})[/dim]",
+            f"Options of the experiment {experiment}",
+            flag=kinds[field.name] == "flag",
+            metavar=words.get(field.name) or metavars.get(kinds[field.name], "TEXT"),
+            on=field.default is True,
+        )
+        for field in dataclasses.fields(options)
+    }
+
+
+def _argument_option(name: str) -> Any:
     argument = ARGUMENTS[name]
     kind = argument.check.__name__
     symbol = f" ({argument.symbol})" if argument.symbol else ""
@@ -99,28 +193,17 @@ def _argument_option(name: str) -> TyperOption:
     )
 
 
-def _experiment_options(experiment: str) -> list[click.Parameter]:
-    from aipod.experiments.base import checks
-
-    options = load(experiment).options
-    kinds = {name: check.__name__ for name, check in checks(options).items()}
-    metavars = {"whole": "INTEGER", "number": "NUMBER"}
-    words = {
-        name: "|".join(typing.get_args(hint))
-        for name, hint in typing.get_type_hints(options).items()
-        if typing.get_origin(hint) is typing.Literal
-    }
-    return [
-        _option(
-            field.name,
-            f"{field.metadata['help']} [dim]({_shown(field.default)})[/dim]",
-            f"Options of the experiment {experiment}",
-            flag=kinds[field.name] == "flag",
-            metavar=words.get(field.name) or metavars.get(kinds[field.name], "TEXT"),
-            on=field.default is True,
-        )
-        for field in dataclasses.fields(options)
-    ]
+def _option(name: str, help: str, panel: str, *, flag: bool, metavar: str, on: bool = False) -> Any:
+    """A switch, with its opposite where it is on by default; else text, checked later."""
+    dashed = "--" + name.replace("_", "-")
+    declared = typer.Option(
+        f"{dashed}/--no-{dashed[2:]}" if on else dashed,
+        metavar=None if flag else metavar,
+        help=help,
+        rich_help_panel=panel,
+        show_default=False,
+    )
+    return Annotated[bool | None, declared] if flag else Annotated[str | None, declared]
 
 
 def _shown(default: Any) -> str:

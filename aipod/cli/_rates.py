@@ -8,9 +8,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from aipod.cli._run import free_folder
+from aipod.cli._opening import free_folder
 from aipod.cli._show import err, out
-from aipod.experiments.studies.rates import METHODS, PROBLEMS, markdown, measure
+from aipod.experiments.studies.rates import METHODS, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import suggestion
 from aipod.report.rate_figures import rates_figure
@@ -66,7 +66,8 @@ def tell(
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
         return
     show(summary)
-    err.print(f"written to {escape(str(folder.path))}: table.md, summary.json and figures")
+    shown = escape(str(folder.path))
+    err.print(f"written to {shown}: table.md, summary.json and figures; next: aipod report {shown}")
 
 
 def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -108,13 +109,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("95 % interval", justify="right", no_wrap=True, min_width=14)
     for row in rows:
-        found = row["measured"]
-        table.add_row(
-            f"  {escape(row['cost'])}",
-            f"{row['claimed']:g}",
-            "" if row["counted"] is None else f"{row['counted']:.2f}",
-            "none" if found is None else f"{found['value']:.2f}",
-            "" if found is None else f"{found['low']:.2f} to {found['high']:.2f}",
-        )
+        table.add_row(f"  {escape(row['cost'])}", *exponents(row))
     table.add_row()
     return table

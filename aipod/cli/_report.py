@@ -9,13 +9,14 @@ from aipod.cli._show import out as console
 from aipod.report import claims
 from aipod.report.collect import collect
 from aipod.report.page import write_report
+from aipod.report.studies import studies
 
 
 def report(folders: list[Path], out: Path | None, *, force: bool, as_json: bool) -> None:
-    sections = collect(folders)
+    sections, found = collect(folders), studies(folders)
     default = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     path = out or default
-    write_report(sections, path, force=force)
+    write_report(sections, path, found, force=force)
     if as_json:
         sentences = [sentence for section in sections for sentence in claims.sentences(section)]
         print(json.dumps({"report": str(path), "sentences": sentences}))

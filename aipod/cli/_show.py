@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from aipod.report.claims import percent
-from aipod.report.curves import AXES
+from aipod.experiments.numbers import number, percent, ratio
+from aipod.report.reading import AXES
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -20,15 +20,15 @@ def run_table(summary: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_row("result", escape(summary["result"]))
-    table.add_row("outer steps", f"{summary['steps']:,}")
+    table.add_row("outer steps", number(summary["steps"]))
     for metric in summary["metrics"]:
         if metric["name"] in summary["last"]:
-            table.add_row(escape(metric["label"]), number(summary["last"][metric["name"]]))
+            table.add_row(escape(metric["label"]), number(summary["last"][metric["name"]], 4))
     for name, label in AXES.items():
         total = summary["ledger"].get(name)
         if total:
-            table.add_row(label, f"{total:,}")
-    table.add_row(AXES["seconds"], f"{summary['seconds']:.2f}")
+            table.add_row(label, number(total))
+    table.add_row(AXES["seconds"], ratio(summary["seconds"]))
     return table
 
 
@@ -42,18 +42,12 @@ def comparison_table(panel: dict[str, Any], metric: str, cost: str) -> Table:
         table.add_column(escape(name), justify="right")
     for row in panel["rows"]:
         diverged = row["results"].get("diverged", 0)
-        ratios = ["" if row[key] is None else f"{row[key]:.2f}" for key in ("ratio", "worst")]
         table.add_row(
             escape(row["label"] + (f", {diverged} diverged" if diverged else "")),
-            number(row["value"]),
-            *ratios,
-            f"{row['cost']:,.0f}",
-            "" if row["cost_ratio"] is None else percent(row["cost_ratio"]),
+            number(row["value"], 4),
+            ratio(row["ratio"]),
+            ratio(row["worst"]),
+            number(row["cost"], 0),
+            percent(row["cost_ratio"]),
         )
     return table
-
-
-def number(value: Any) -> str:
-    if not isinstance(value, float):
-        return "not finite" if value is None else f"{value:,}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

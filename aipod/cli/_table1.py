@@ -1,15 +1,16 @@
 """`aipod compare table1`."""
 
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from aipod.cli._opening import free_folder
+from aipod.cli._options import Request
 from aipod.cli._rates import conclude, names, tell
-from aipod.cli._run import free_folder
 from aipod.cli._show import err, out
+from aipod.experiments.numbers import short
 from aipod.experiments.studies.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import whole
@@ -20,32 +21,34 @@ from aipod.runs._folder import RunFolder
 _TAKES = {"experiment": "", "solvers": None, "seeds": 8, "steps": 100_000, "seed": 0}
 
 
-def table1(
-    given: dict[str, Any], path: Path | None, *, resume: bool, force: bool, as_json: bool
-) -> int:
-    for name in given:
+def table1(request: Request) -> int:
+    for name in request.given:
         if name not in _TAKES:
             raise ValueError(
                 f"compare table1 has no option {name}: it takes --solvers, --seeds, --steps, "
                 "--seed, --out, --force and --json."
             )
-    if resume:
+    if request.tensorboard:
+        raise ValueError("compare table1 writes no event files: leave --tensorboard out.")
+    if request.resume:
         raise ValueError("compare table1 cannot be resumed: repeat it with --force.")
-    chosen = _TAKES | given
+    chosen = _TAKES | request.given
     methods = names(chosen["solvers"], NAMES, "solvers")
     steps, seeds, seed = (whole(chosen[name], name) for name in ("steps", "seeds", "seed"))
     if steps < 10_000 or seeds < 1:
         raise ValueError("compare table1 needs --steps of at least 10000, and --seeds of 1.")
-    folder = RunFolder(path) if path is not None else free_folder("table1")
+    folder = RunFolder(request.out) if request.out is not None else free_folder("table1")
     config = {"steps": steps, "seeds": seeds, "seed": seed, "solvers": methods}
-    folder.create("# What `aipod compare table1` measured here.\n\n" + dump(config), force=force)
+    folder.create(
+        "# What `aipod compare table1` measured here.\n\n" + dump(config), force=request.force
+    )
     summary = measure(
         steps, seeds, seed, chosen=methods, told=lambda words: err.print(escape(words))
     )
     summary |= {"environment": environment()}
     conclude(folder, summary, markdown(summary))
     table_figure(summary, folder.figures)
-    tell(folder, summary, _show, as_json=as_json)
+    tell(folder, summary, _show, as_json=request.as_json)
     return 0
 
 
@@ -88,7 +91,7 @@ def _costs(problem: str, rows: list[dict[str, Any]], accuracies: list[float]) ->
             head = f"{word}\n{accuracy:g}"
             table.add_column(head, justify="right", no_wrap=True, min_width=5)
     for row in rows:
-        cells = [_short(cost) for name in COSTS for cost in row[name]]
+        cells = [short(cost) for name in COSTS for cost in row[name]]
         table.add_row(_label(row), *cells)
     table.caption = "Upper: projections of x and inside the adjoint; lower: those of y"
     if not all(row["noise"] for row in rows):
@@ -116,14 +119,3 @@ def _plain_table(title: str) -> Table:
 
 def _label(row: dict[str, Any]) -> str:
     return escape(row["method"] + ("" if row["noise"] else "*"))
-
-
-def _short(cost: float | None) -> str:
-    """To two figures, as in 2.7k; a dash where the accuracy was not reached."""
-    if cost is None:
-        return "–"
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if cost >= size:
-            scaled = cost / size
-            return f"{scaled:.2g}{letter}" if scaled < 99.5 else f"{scaled:.0f}{letter}"
-    return f"{cost:.0f}"

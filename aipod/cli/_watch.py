@@ -1,5 +1,7 @@
 """A run's progress on standard error, and Ctrl-C that waits for a good moment."""
 
+import contextlib
+import os
 import signal
 import sys
 import time
@@ -19,11 +21,13 @@ class Watch:
     """The front end of `solve` for one run, or for several one after another.
 
     The first Ctrl-C (or a polite kill) is remembered, and ends the run after the chunk of steps
-    that is being computed, when all of it is on record. The second one ends it at once.
+    that is being computed, when all of it is on record. The second one ends it at once,
+    and a third one ends the process.
     """
 
     def __init__(self, runs: int = 1) -> None:
         self.stopped = False
+        self._signals = 0
         self._runs, self._done = runs, 0
         self._name = ""
         self._told = 0.0
@@ -62,10 +66,15 @@ class Watch:
             signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 2:
+            # An exception can get lost in a callback; checkpoints are whole at every moment.
+            os._exit(130)
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
-        err.print("stopping after this chunk of steps; once more stops at once")
+        with contextlib.suppress(RuntimeError):  # in the middle of another line
+            err.print("stopping after this chunk of steps; once more stops at once")
 
     def begin(self, name: str, steps: int) -> None:
         """Announces the next run."""

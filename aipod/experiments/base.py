@@ -3,13 +3,14 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import PyTree
 
 from aipod.experiments import values
+from aipod.experiments.limits import Limit
 from aipod.experiments.values import Plain
 from aipod.problem import Bilevel
 
@@ -71,6 +72,11 @@ class Panel:
     variants: tuple[str, ...]
 
 
+def varied(argument: str, chosen: Sequence[Plain]) -> tuple[str, ...]:
+    """Variants that differ in one argument, as in `varied("e-aipod:lower_prob", (1, 0.5))`."""
+    return tuple(f"{argument}={value}" for value in chosen)
+
+
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """A trajectory from elsewhere, drawn dotted in the panels of a comparison that have a title."""
@@ -111,9 +117,12 @@ class Experiment:
         return next(iter(self.arguments))
 
 
-def option(default: Any, help: str) -> Any:
-    """A field of an experiment's options, with the line that `--help` shows."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(default: Any, help: str, limit: Limit | None = None) -> Any:
+    """A field of an experiment's options, with the line that `--help` shows.
+
+    The limit holds where `__post_init__` of the options calls `check_limits`.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "limit": limit})
 
 
 def checks(options: type) -> dict[str, Callable[[Any, str], Plain]]:

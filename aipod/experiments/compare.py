@@ -11,41 +11,45 @@ from aipod.experiments.config import RUN_NAMES, RunConfig, assignments, resolve
 from aipod.experiments.toml import dump, header
 from aipod.experiments.values import Plain
 
-_NAMES = ("experiment", "seeds", "steps", "every", "seed", "x64")
-
 
 @dataclasses.dataclass(frozen=True)
 class CompareConfig:
-    """A comparison. `common` holds arguments for every variant that takes them."""
+    """A comparison.
 
-    experiment: str
+    - `model`: what all its runs have in common; its solver and seed are replaced in them.
+    - `seeds`: how many, from the seed of the model on.
+    - `common`: arguments for every variant that takes them.
+    - `runs`: the run of each variant in the panels.
+    """
+
+    model: RunConfig
     seeds: int
-    steps: int
-    every: int
-    seed: int
-    x64: bool
     common: dict[str, Plain]
-    options: dict[str, Plain]
     panels: tuple[Panel, ...]
     runs: dict[str, RunConfig]
 
+    def _names(self) -> dict[str, Any]:
+        """In the order of the file."""
+        own = {name: getattr(self.model, name) for name in RUN_NAMES if name != "solver"}
+        return {"experiment": own.pop("experiment"), "seeds": self.seeds, **own}
+
     def toml(self) -> str:
-        text = header("compare") + dump({name: getattr(self, name) for name in _NAMES})
+        text = header("compare") + dump(self._names())
         if self.common:
             text += "\n# arguments of every solver that takes them\n" + dump(self.common)
-        text += f"\n# options of the experiment {self.experiment}\n" + dump(self.options)
+        text += self.model.options_toml()
         for panel in self.panels:
             text += "\n[[panel]]\n" + dump({"title": panel.title, "variants": panel.variants})
         return text
 
     def flat(self) -> dict[str, Any]:
         """All of it under its one name."""
-        names: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
         solvers = [variant for panel in self.panels for variant in panel.variants]
-        return names | self.common | self.options | {"solvers": ",".join(solvers)}
+        chosen = {"solvers": ",".join(solvers)}
+        return self._names() | self.common | self.model.options | chosen
 
     def seed_range(self) -> range:
-        return range(self.seed, self.seed + self.seeds)
+        return range(self.model.seed, self.model.seed + self.seeds)
 
     def folders(self) -> dict[str, list[str]]:
         """A folder for each distinct run, with the variants that come to it.
@@ -77,20 +81,19 @@ def resolve_comparison(given: Mapping[str, Any]) -> CompareConfig:
     shared = {k: v for k, v in rest.items() if k not in common}
     if "solver" in shared:
         raise ValueError("a comparison takes solvers, as in --solvers aipod,e-aipod.")
-    plain = resolve(shared)
+    model = resolve(shared)
     seeds = values.whole(given.get("seeds", 5), "seeds")
     if not 1 <= seeds <= 1000:
         raise ValueError(f"seeds must be a whole number from 1 to 1000, got {seeds}.")
-    panels = _panels(experiment, given, experiment.options(**plain.options))
+    panels = _panels(experiment, given, experiment.options(**model.options))
     runs, used = _runs(panels, common, shared)
     for name in common:
         if name not in used:
             raise ValueError(f"none of the compared solvers has an argument {name}.")
     return CompareConfig(
-        **{name: getattr(plain, name) for name in RUN_NAMES if name != "solver"},
+        model=model,
         seeds=seeds,
         common={name: solvers.ARGUMENTS[name].check(value, name) for name, value in common.items()},
-        options=plain.options,
         panels=panels,
         runs=runs,
     )

@@ -41,9 +41,11 @@ class RunConfig:
             + dump({name: getattr(self, name) for name in RUN_NAMES})
             + f"\n# arguments of the solver {self.solver}\n"
             + dump(self.arguments)
-            + f"\n# options of the experiment {self.experiment}\n"
-            + dump(self.options)
+            + self.options_toml()
         )
+
+    def options_toml(self) -> str:
+        return f"\n# options of the experiment {self.experiment}\n" + dump(self.options)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from aipod.experiments.numbers import number, percent, ratio
 from aipod.report.collect import Group, Section, View
-from aipod.report.curves import AXES, curve, rows
+from aipod.report.curves import curve, rows
+from aipod.report.reading import AXES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,26 +73,17 @@ def _sentence(section: Section, first: Row, row: Row) -> str:
     values = f"{number(row.value)} against {number(first.value)}"
     if metric["better"] == "smaller":
         quality = (
-            f"{row.ratio:.2f} times the {metric['label']} of {first.label} ({values}, and never "
-            f"more than {row.worst:.2f} times)"
+            f"{ratio(row.ratio)} times the {metric['label']} of {first.label} ({values}, and never "
+            f"more than {ratio(row.worst)} times)"
         )
     else:
         quality = f"the {metric['label']} {values} of {first.label}"
     dear = row.cost_ratio >= 2
-    share = f"{row.cost_ratio:.3g} times" if dear else f"{percent(row.cost_ratio)} of"
+    share = f"{number(row.cost_ratio)} times" if dear else f"{percent(row.cost_ratio)} of"
     return (
-        f"After {row.step:,} outer steps, {row.label} has {quality}, for {share} its {cost} "
-        f"({row.cost:,.0f} against {first.cost:,.0f})."
+        f"After {number(row.step)} outer steps, {row.label} has {quality}, for {share} its {cost} "
+        f"({number(row.cost, 0)} against {number(first.cost, 0)})."
     )
-
-
-def number(value: float) -> str:
-    """Three digits that a person can read."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def percent(ratio: float) -> str:
-    return f"{100 * ratio:,.0f} %" if ratio >= 1 else f"{100 * ratio:.3g} %"
 
 
 def as_data(section: Section) -> list[dict[str, Any]]:

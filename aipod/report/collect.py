@@ -8,20 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from aipod.experiments.numbers import setting
 from aipod.experiments.solvers import ARGUMENTS, SOLVERS
-from aipod.runs._folder import RunFolder
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    path: Path
-    summary: dict[str, Any]
-    columns: dict[str, np.ndarray]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """All that was chosen, but for the seed."""
-        return {name: value for name, value in self.summary["config"].items() if name != "seed"}
+from aipod.report.reading import Run, read_comparison, read_run, results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,29 +56,13 @@ class Section:
 
 def collect(paths: Sequence[Path]) -> tuple[Section, ...]:
     """The sections of all runs in these folders, however deep they lie."""
-    runs: dict[Path, Run] = {}
-    for path in paths:
-        found = _find(path)
-        if not found:
-            raise ValueError(f"there is no finished run in {path}: `aipod run` writes one.")
-        runs |= {run.path.resolve(): run for run in found}
-    experiments = dict.fromkeys(run.summary["experiment"] for run in runs.values())
+    found = results(paths).items()
+    runs = [read_run(folder, summary) for folder, summary in found if summary["kind"] == "run"]
+    experiments = dict.fromkeys(run.summary["experiment"] for run in runs)
     return tuple(
-        _section([r for r in runs.values() if r.summary["experiment"] == name], paths)
+        _section([run for run in runs if run.summary["experiment"] == name], paths)
         for name in experiments
     )
-
-
-def _find(path: Path) -> list[Run]:
-    if not path.exists():
-        raise ValueError(f"there is no folder {path}.")
-    found = []
-    for file in sorted(path.rglob("summary.json")):
-        folder = RunFolder(file.parent)
-        summary = folder.read_summary()
-        if folder.is_run() and summary.get("kind") == "run" and summary["last"]:
-            found.append(Run(file.parent, summary, folder.read_metrics()))
-    return found
 
 
 def _section(runs: list[Run], paths: Sequence[Path]) -> Section:
@@ -104,9 +77,16 @@ def _section(runs: list[Run], paths: Sequence[Path]) -> Section:
         for index, (label, runs) in enumerate(zip(labels, members, strict=True))
     )
     first = runs[0].summary
+    shared = set.intersection(*(set(run.columns) for run in runs))
+    metrics = tuple(metric for metric in first["metrics"] if metric["name"] in shared)
+    if not metrics or not set(first["axes"]) <= shared:
+        raise ValueError(
+            f"the runs of {first['experiment']} recorded different things, "
+            f"{runs[0].path} among them: report on them one by one."
+        )
     return Section(
         experiment=first["experiment"],
-        metrics=tuple(m for m in first["metrics"] if m["name"] in runs[0].columns),
+        metrics=metrics,
         axes=tuple(first["axes"]),
         groups=groups,
         views=_views(groups, paths),
@@ -115,10 +95,7 @@ def _section(runs: list[Run], paths: Sequence[Path]) -> Section:
 
 def _comparison(paths: Sequence[Path]) -> dict[str, Any] | None:
     """The summary of the one comparison that is shown, if it is one and has ended."""
-    if len(paths) != 1 or not (paths[0] / "summary.json").is_file():
-        return None
-    summary = RunFolder(paths[0]).read_summary()
-    return summary if summary.get("kind") == "comparison" else None
+    return read_comparison(paths[0]) if len(paths) == 1 else None
 
 
 def _named(paths: Sequence[Path]) -> dict[str, set[str]]:
@@ -137,7 +114,13 @@ def _order(by_config: dict[str, list[Run]], paths: Sequence[Path]) -> list[str]:
     if summary is None:
         return list(by_config)
     folders = list(dict.fromkeys(summary["folders"].values()))
-    return sorted(by_config, key=lambda key: folders.index(by_config[key][0].path.parent.name))
+
+    def place(key: str) -> int:
+        name = by_config[key][0].path.parent.name
+        # A run that somebody has copied into the folder comes last.
+        return folders.index(name) if name in folders else len(folders)
+
+    return sorted(by_config, key=place)
 
 
 def _views(groups: tuple[Group, ...], paths: Sequence[Path]) -> tuple[View, ...]:
@@ -156,7 +139,7 @@ def _views(groups: tuple[Group, ...], paths: Sequence[Path]) -> tuple[View, ...]
                 if panel["title"] in one["panels"]
             )
             views.append(View(panel["title"], members, references))
-    return tuple(views)
+    return tuple(views) or (View("", groups),)
 
 
 def _labels(runs: list[Run], named: Mapping[str, set[str]]) -> list[str]:
@@ -171,7 +154,7 @@ def _labels(runs: list[Run], named: Mapping[str, set[str]]) -> list[str]:
         solver = run.summary["solver"]
         alike = [other for other in runs if other.summary["solver"] == solver]
         shown = [
-            f"{_symbol(name)} = {_short(value)}"
+            f"{_symbol(name)} = {setting(value)}"
             for name, value in run.config.items()
             if name in everywhere
             or name in named.get(solver, ())
@@ -189,7 +172,3 @@ def _differs(runs: list[Run], name: str) -> bool:
 def _symbol(name: str) -> str:
     known = ARGUMENTS.get(name)
     return (known.symbol if known else "") or name.replace("_", " ")
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

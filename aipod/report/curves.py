@@ -5,20 +5,7 @@ import dataclasses
 import numpy as np
 
 from aipod.report.collect import Group
-
-# The columns that can be drawn against, in the order of the report's menu.
-AXES = {
-    "step": "outer steps",
-    "projections": "projections, all kinds",
-    "lower_projections": "projections of y",
-    "upper_projections": "projections of x",
-    "adjoint_projections": "projections in the adjoint",
-    "samples": "samples",
-    "rounds": "communication rounds",
-    "bytes_up": "bytes sent by one client",
-    "bytes_down": "bytes received by one client",
-    "seconds": "computing time (s)",
-}
+from aipod.report.reading import AXES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from aipod.experiments.numbers import setting, tick
 from aipod.report.collect import Group, Reference, Section, View
-from aipod.report.curves import AXES, curve, thinned
-from aipod.report.style import COLOURS, LINES, REFERENCE
+from aipod.report.curves import curve, thinned
+from aipod.report.reading import AXES
+from aipod.report.style import COLOURS, REFERENCE, look
 from aipod.runs._figures import save
 
 # Rows of a run that a line is drawn through; more only makes the files larger.
@@ -73,11 +75,11 @@ def run_figure(section: Section, folder: Path) -> list[Path]:
 def _line(place: Axes, group: Group, axis: str, metric: dict[str, Any]) -> None:
     across, up = curve(group, axis).middle, curve(group, metric["name"])
     rows = thinned(len(across), _POINTS)
-    colour, line = COLOURS[group.index % len(COLOURS)], LINES[group.index % len(LINES)][0]
-    place.plot(across[rows], up.middle[rows], color=colour, linestyle=line, label=group.label)
+    drawn = look(group.index)
+    place.plot(across[rows], up.middle[rows], **drawn, label=group.label)
     if len(group.runs) > 1:
         shade: Any = (up.low[rows], up.high[rows])
-        place.fill_between(across[rows], *shade, color=colour, alpha=0.18, linewidth=0)
+        place.fill_between(across[rows], *shade, color=drawn["color"], alpha=0.18, linewidth=0)
 
 
 def _reference_line(
@@ -109,15 +111,9 @@ def _finish(place: Axes, axis: str, metric: dict[str, Any] | None, logarithmic: 
         # Plain numbers; in between the powers of ten only where there are few of those.
         place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
         place.yaxis.set_minor_locator(NullLocator())
-        place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    place.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: setting(value)))
+    place.xaxis.set_major_formatter(FuncFormatter(tick))
     place.set_axisbelow(True)
-
-
-def _thousands(value: float, _: Any = None) -> str:
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,g} M"
-    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"
 
 
 def _labels(view: View) -> list[str]:

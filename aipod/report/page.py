@@ -1,6 +1,5 @@
 """The report: one HTML file with interactive charts that opens without a network."""
 
-import base64
 import importlib.metadata
 import json
 from collections.abc import Sequence
@@ -11,11 +10,17 @@ from string import Template
 from typing import Any
 
 from aipod.experiments import SUMMARIES
+from aipod.experiments.numbers import number, percent, ratio
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
-from aipod.report.curves import AXES, available_axes, curve, rows, thinned
+from aipod.report.curves import available_axes, curve, rows, thinned
+from aipod.report.pictures import picture
+from aipod.report.reading import AXES
+from aipod.report.studies import Study
+from aipod.report.studies import section as study_section
 from aipod.report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
-from aipod.runs._folder import RunFolder, finite
+from aipod.report.tables import merged, table
+from aipod.runs._folder import finite
 
 MARK = '<meta name="generator" content="aipod report">'
 
@@ -25,30 +30,40 @@ _COLUMNS = (
 )
 
 
-def write_report(sections: Sequence[Section], path: Path, *, force: bool = False) -> None:
+def write_report(
+    sections: Sequence[Section],
+    path: Path,
+    studies: Sequence[Study] = (),
+    *,
+    force: bool = False,
+) -> None:
     """Writes the page; an older report is replaced, any other file only by `force`."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give --out a file, such as report.html.")
     if path.exists() and not force and MARK not in path.read_text(errors="replace")[:2000]:
         raise ValueError(f"{path} is not a report: choose another file with --out, or add --force.")
-    text = page(sections)
+    text = page(sections, studies)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    # Half of a character pair, which JSON may hold, has no place in UTF-8.
+    path.write_text(text, encoding="utf-8", errors="replace")
 
 
-def page(sections: Sequence[Section]) -> str:
+def page(sections: Sequence[Section], studies: Sequence[Study] = ()) -> str:
     from plotly.offline import get_plotlyjs
 
-    experiments = ", ".join(section.experiment for section in sections)
+    names = [section.experiment for section in sections] + [study.title for study in studies]
     runs = sum(len(group.runs) for section in sections for group in section.groups)
+    counted = f"{runs} run{'s' * (runs > 1)}" if runs else "measurements"
+    shown = [_section(index, section) for index, section in enumerate(sections)]
+    shown += [study_section(index, study) for index, study in enumerate(studies)]
     return Template(_part("page.html")).substitute(
-        title=escape(f"aipod: {experiments}"),
-        subtitle=escape(f"{runs} run{'s' * (runs > 1)}; written by aipod {_version()}"),
+        title=escape("aipod: " + ", ".join(names)),
+        subtitle=escape(f"{counted}; written by aipod {_version()}"),
         style=_part("page.css"),
-        sections="\n".join(_section(index, section) for index, section in enumerate(sections)),
-        environment=_environments(sections),
+        sections="\n".join(shown),
+        environment=_environments(sections, studies),
         data=_embedded({"sections": [_data(section) for section in sections]}),
-        plotly=get_plotlyjs(),
+        plotly=get_plotlyjs() if sections else "",
         script=_part("page.js"),
     )
 
@@ -156,18 +171,12 @@ def _pictures(section: Section) -> str:
     shown = []
     for group in section.groups:
         run = group.runs[0]
-        file = RunFolder(run.path).figures / "picture.png"
         caption = run.summary.get("picture")
-        if not caption or not file.is_file():
-            continue
-        # The page's policy fetches nothing, not even a file beside it.
-        source = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode("ascii")
-        words = f"{group.label}, seed {run.summary['seed']}. {caption}" if several else caption
-        shown.append(
-            f'<figure><img src="{source}" alt="{escape(words)}">'
-            f"<figcaption>{escape(words)}</figcaption></figure>"
-        )
-    return "<h3>Result</h3>\n" + "\n".join(shown) if shown else ""
+        if isinstance(caption, str) and caption:
+            words = f"{group.label}, seed {run.summary['seed']}. {caption}" if several else caption
+            shown.append(picture(run.path, "picture", words))
+    found = "\n".join(filter(None, shown))
+    return f"<h3>Result</h3>\n{found}" if found else ""
 
 
 def _sentence(text: str) -> str:
@@ -191,63 +200,36 @@ def _summary_table(section: Section, view: View) -> str:
         [
             row.label,
             ", ".join(f"{count} {name}" for name, count in row.results.items()),
-            f"{row.step:,}",
-            claims.number(row.value),
-            f"{row.ratio:.2f}",
-            f"{row.worst:.2f}",
-            f"{row.cost:,.0f}",
-            claims.percent(row.cost_ratio),
-            f"{row.seconds:.2f}",
+            number(row.step),
+            number(row.value),
+            ratio(row.ratio),
+            ratio(row.worst),
+            number(row.cost, 0),
+            percent(row.cost_ratio),
+            ratio(row.seconds),
         ]
         for row in claims.table(section, view)
     ]
-    return _table(head, body, caption=view.title)
+    return table(head, body, caption=view.title)
 
 
 def _configuration(section: Section) -> str:
     """A row for each name; one cell where all groups agree."""
-    labels = [group.label for group in section.groups]
     names = dict.fromkeys(name for group in section.groups for name in group.config)
-    lines = []
-    for name in names:
-        cells = [_plain(group.config.get(name, "")) for group in section.groups]
-        if len(set(cells)) == 1:
-            values = f'<td colspan="{len(cells)}">{escape(cells[0])}</td>'
-        else:
-            values = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        lines.append(f'<tr><th scope="row">{escape(name)}</th>{values}</tr>')
-    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in ["", *labels])
-    return (
-        '<div class="scroll" tabindex="0"><table class="values">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    body = [[name, *(_plain(g.config.get(name, "")) for g in section.groups)] for name in names]
+    return merged(["", *(group.label for group in section.groups)], body, "values")
 
 
-def _environments(sections: Sequence[Section]) -> str:
+def _environments(sections: Sequence[Section], studies: Sequence[Study]) -> str:
+    runs = [run for section in sections for group in section.groups for run in group.runs]
+    summaries = [run.summary for run in runs] + [study.summary for study in studies]
     found: list[dict[str, Any]] = []
-    for section in sections:
-        for group in section.groups:
-            for run in group.runs:
-                if run.summary["environment"] not in found:
-                    found.append(run.summary["environment"])
+    for summary in summaries:
+        if summary["environment"] not in found:
+            found.append(summary["environment"])
     return "\n".join(
-        _table(["", "version or value"], [[name, _plain(v)] for name, v in one.items()], "values")
+        table(["", "version or value"], [[name, _plain(v)] for name, v in one.items()], "values")
         for one in found
-    )
-
-
-def _table(head: list[str], body: list[list[str]], kind: str = "", caption: str = "") -> str:
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    lines = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        + "</tr>"
-        for first, *rest in body
-    )
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}">{title}'
-        f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from aipod.report.style import COLOURS, LINES
+from aipod.experiments.numbers import setting
+from aipod.report.style import look
 from aipod.runs._figures import save
 
 _PANELS = (
@@ -49,8 +50,7 @@ def _panel(
         place.loglog(
             curve["error"],
             costs[label],
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=LINES[index % len(LINES)][0],
+            **look(index),
             marker="o",
             markersize=3,
             label=label,
@@ -84,7 +84,7 @@ def plain_ticks(place: Axes) -> None:
     """Plain numbers on a logarithmic axis of errors."""
     place.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     place.xaxis.set_minor_locator(NullLocator())
-    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    place.xaxis.set_major_formatter(FuncFormatter(lambda value, _: setting(value)))
 
 
 def _draw_steps(summary: dict[str, Any], several: list[str]) -> Any:
@@ -92,12 +92,10 @@ def _draw_steps(summary: dict[str, Any], several: list[str]) -> Any:
         places = np.atleast_1d(figure.subplots(1, len(several), sharey=True))
         for place, name in zip(places, several, strict=True):
             for index, (label, curve) in enumerate(summary["curves"][name].items()):
-                colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)][0]
                 place.loglog(
                     curve["upper_projections"],
                     curve["error"],
-                    color=colour,
-                    linestyle=line,
+                    **look(index),
                     marker="o",
                     markersize=3,
                     label=label,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from aipod.report.style import COLOURS, LINES
+from aipod.report.style import look
 from aipod.runs._figures import save
 
 _WORDS = {
@@ -31,8 +31,7 @@ def table_figure(summary: dict[str, Any], folder: Path) -> list[Path]:
                 place.loglog(
                     row["curve"]["samples"],
                     row["curve"]["error"],
-                    color=COLOURS[index % len(COLOURS)],
-                    linestyle=LINES[index % len(LINES)][0],
+                    **look(index),
                     marker="o" if row["noise"] else "s",
                     markersize=3,
                     label=row["method"] if row["noise"] else f"{row['method']} (no noise)",

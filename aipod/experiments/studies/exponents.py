@@ -15,10 +15,6 @@ class Exponent:
     low: float
     high: float
 
-    @property
-    def interval(self) -> str:
-        return f"{self.low:.2f} to {self.high:.2f}"
-
 
 def fit(target: ArrayLike, cause: ArrayLike) -> Exponent:
     """The e of target ~ cause^e: least squares of the logarithms.

@@ -16,8 +16,11 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.algorithms import Alternating
+from aipod.experiments.numbers import number
 from aipod.problem import Bilevel
 
+# Shares of the largest K, one for each point of a curve: two and a half decades.
+GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # Errors are looked at so often in a run, closer together at its beginning, where they change most.
 _POINTS = 256
 _COUNTS = (
@@ -27,6 +30,9 @@ _COUNTS = (
     "upper_samples",
     "lower_samples",
 )
+
+# Hears in words how a measurement gets on.
+Told = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,11 @@ class Curve:
     def samples(self) -> np.ndarray:
         return self.counts["upper_samples"] + self.counts["lower_samples"]
 
+    def words(self) -> str:
+        """In a line, for whoever waits."""
+        pairs = zip(self.steps, self.error, strict=True)
+        return ", ".join(f"{steps:,} → {number(error)}" for steps, error in pairs)
+
     def plain(self) -> dict[str, Any]:
         """As lists, for a file."""
         return {
@@ -74,6 +85,11 @@ class Curve:
         } | {name: count.tolist() for name, count in self.counts.items()}
 
 
+def horizons(steps: int, grid: Sequence[float] = GRID) -> list[int]:
+    """Every K, from the largest and the shares of it."""
+    return sorted({max(3, round(share * steps)) for share in grid})
+
+
 def sweep(
     make: Callable[[int], Alternating],
     setting: Setting,
@@ -81,9 +97,8 @@ def sweep(
     *,
     seeds: int,
     key: PRNGKeyArray,
-    told: Callable[[int, float], None] = lambda steps, error: None,
 ) -> Curve:
-    """A run of `make(K)` for each K and each seed; `told` hears of every K when it is done."""
+    """A run of `make(K)` for each K and each seed."""
     errors, totals = [], []
     for steps in horizons:
         solver = make(steps)
@@ -93,7 +108,6 @@ def sweep(
         error, spent = _runs(solver, setting.problem, state, setting.error, count, keys)
         errors.append(np.asarray(error))
         totals.append(spent)
-        told(steps, float(np.mean(errors[-1])))
     return Curve(
         np.asarray(horizons),
         np.stack(errors),

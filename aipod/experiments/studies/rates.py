@@ -7,23 +7,20 @@ what they cost against that average give the exponents of the paper's Table 1.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from aipod.experiments import numbers
 from aipod.experiments.studies.exponents import Exponent, cost_at, fit
-from aipod.experiments.studies.horizon import Curve, Setting, sweep
+from aipod.experiments.studies.horizon import Curve, Setting, Told, horizons, sweep
 from aipod.experiments.studies.rate_settings import Method, logistic, methods, noisy, several_steps
 
-# Share of the largest K at each point of a curve: two and a half decades.
-_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _MANY = (1, 2, 4, 8, 16)
 # A curve whose last error is more than this share of its smallest one no longer falls.
 _STALLED = 1.05
-
-Told = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +134,7 @@ def measure(
         summary = rates.measure(10_000, 4, chosen=["aipod", "e-aipod"], told=print)
         ```
     """
-    grid = sorted({max(3, round(share * steps)) for share in _GRID})
+    grid = horizons(steps)
     key = jax.random.key(seed)
     table: list[Row] = []
     curves: dict[str, dict[str, Any]] = {}
@@ -149,8 +146,7 @@ def measure(
                 f"{label} on {title} diverges for the smallest K ({ks[0]:,}), whose steps are the "
                 "longest: choose more --steps."
             )
-        pairs = zip(curve.steps, curve.error, strict=True)
-        told(f"{title}, {label}: " + ", ".join(f"{k:,} → {e:.3g}" for k, e in pairs))
+        told(f"{title}, {label}: {curve.words()}")
         curves.setdefault(title, {})[label] = curve.plain()
         return curve
 
@@ -161,7 +157,7 @@ def measure(
                 continue
             ks = grid if title == "synthetic" else grid[:-1]
             if method.longest is not None:  # as many decades, further down
-                ks = sorted({max(3, round(share * min(steps, method.longest))) for share in _GRID})
+                ks = horizons(min(steps, method.longest))
             table += rows(title, method, run(title, method.label, method.make, setting, ks))
     if "several-steps" in chosen:
         for label, averaged in (
@@ -185,15 +181,20 @@ def measure(
 
 def markdown(summary: dict[str, Any]) -> str:
     """The table "claimed, counted, measured, interval", in Markdown."""
-    lines = [
-        "| problem | method | cost | claimed | counted | measured | 95 % interval |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["problem", "method", "cost", "claimed", "counted", "measured", "95 % interval"]
+    lines = []
     for row in summary["rows"]:
-        found = row["measured"]
-        counted = "" if row["counted"] is None else f"{row['counted']:.2f}"
-        measured = "none" if found is None else f"{found['value']:.2f}"
-        interval = row["note"] if found is None else f"{found['low']:.2f} to {found['high']:.2f}"
-        cells = (row["problem"], row["method"], row["cost"], f"{row['claimed']:g}", counted)
-        lines.append("| " + " | ".join((*cells, measured, interval)) + " |")
-    return "\n".join(lines) + "\n"
+        *cells, interval = exponents(row)
+        lines.append([row["problem"], row["method"], row["cost"], *cells, interval or row["note"]])
+    return numbers.markdown(head, lines)
+
+
+def exponents(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Claimed, counted and measured, and the interval of what was measured."""
+    found = row["measured"]
+    return (
+        numbers.setting(row["claimed"]),
+        numbers.ratio(row["counted"]),
+        "none" if found is None else numbers.ratio(found["value"]),
+        "" if found is None else numbers.interval(found["low"], found["high"]),
+    )

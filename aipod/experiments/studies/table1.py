@@ -15,8 +15,9 @@ from jaxtyping import Array
 
 import aipod
 from aipod.algorithms import Alternating
+from aipod.experiments import numbers
 from aipod.experiments.studies.exponents import cost_at, fit
-from aipod.experiments.studies.horizon import Curve, Setting, sweep
+from aipod.experiments.studies.horizon import GRID, Curve, Setting, Told, horizons, sweep
 from aipod.experiments.studies.rate_settings import arrays
 from aipod.experiments.tasks import synthetic
 from aipod.stepsize import rule, theory
@@ -30,9 +31,6 @@ PROBLEMS = {
     "both": {"constraints": "both", "coupled": False},
     "coupled": {"constraints": "both", "coupled": True},
 }
-_GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-
-Told = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Entrant:
     label: str
     make: Callable[[int], Alternating]
     claimed: float | None
-    grid: tuple[float, ...] = _GRID
+    grid: tuple[float, ...] = GRID
     noise: bool = True
 
 
@@ -87,7 +85,7 @@ ENTRANTS = (
     Entrant("e-aipod", "E-AiPOD", _e_aipod, 2.0),
     # Its T and N change with K, and with them the program: fewer K, to compile less.
     Entrant("e2-aipod", "E2-AiPOD", _e2_aipod, 2.0, (0.003, 0.03, 0.3, 1.0)),
-    Entrant("bsa", "BSA", _ruled(aipod.BSA, "bsa"), 3.0, _GRID[:-1]),
+    Entrant("bsa", "BSA", _ruled(aipod.BSA, "bsa"), 3.0, GRID[:-1]),
     Entrant(
         "stocbio", "stocBiO", _ruled(aipod.StocBiO, "stocbio", upper=0.1, lower=0.5), 2.0, _FEW
     ),
@@ -176,16 +174,13 @@ def measure(
         methods.append(
             {"name": entrant.name, "label": entrant.label, "noise": noisy, "refused": refused}
         )
-        ks = sorted({max(3, round(share * steps)) for share in entrant.grid})
+        ks = horizons(steps, entrant.grid)
         for problem in (p for p, words in refused.items() if words is None):
             case = cases[problem, entrant.noise]
             runs = seeds if entrant.noise else 1
             curve = sweep(entrant.make, case, ks, seeds=runs, key=jax.random.key(seed))
             found.append(_row(entrant, problem, curve, costs(case, curve)))
-            told(
-                f"{entrant.label}, {problem}: "
-                + ", ".join(f"{k:,} → {e:.3g}" for k, e in zip(ks, curve.error, strict=True))
-            )
+            told(f"{entrant.label}, {problem}: {curve.words()}")
     return {
         "kind": "table1",
         "steps": steps,
@@ -218,37 +213,29 @@ def _row(
 def markdown(summary: dict[str, Any]) -> str:
     """Two tables: who accepts what, and what the accuracies cost."""
     problems = list(PROBLEMS)
-    lines = [
-        "| method | noise | " + " | ".join(problems) + " |",
-        "|---" * (len(problems) + 2) + "|",
-    ]
+    marks = []
     for method in summary["methods"]:
         words = [method["noise"], *(method["refused"][p] for p in problems)]
-        marks = ["yes" if word is None else "refused" for word in words]
-        lines.append(f"| {method['label']} | " + " | ".join(marks) + " |")
-    reach = [f"{accuracy:g}" for accuracy in summary["accuracies"]]
-    columns = [f"{what} to {a}" for what in COSTS for a in reach]
-    lines += [
-        "",
-        "| method | problem | " + " | ".join(columns) + " | claimed | measured | 95 % interval |",
-        "|---" * (len(columns) + 5) + "|",
-    ]
+        marks.append([method["label"], *("yes" if word is None else "refused" for word in words)])
+    columns = [f"{what} to {a:g}" for what in COSTS for a in summary["accuracies"]]
+    rows = []
     for row in summary["rows"]:
         cells = [row["method"], row["problem"] + ("" if row["noise"] else ", no noise")]
-        cells += [count(cost) for name in COSTS for cost in row[name]]
-        lines.append("| " + " | ".join([*cells, *exponents(row)]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def count(cost: float | None) -> str:
-    """A cost in words: to two figures, since it is interpolated."""
-    if cost is None:
-        return "not reached"
-    return f"{float(f'{cost:.2g}'):,.0f}"
+        cells += [numbers.rounded(cost) for name in COSTS for cost in row[name]]
+        rows.append([*cells, *exponents(row)])
+    head = ["method", "problem", *columns, "claimed", "measured", "95 % interval"]
+    return (
+        numbers.markdown(["method", "noise", *problems], marks)
+        + "\n"
+        + numbers.markdown(head, rows)
+    )
 
 
 def exponents(row: dict[str, Any]) -> tuple[str, str, str]:
     """Claimed, measured and interval; nothing is claimed of some methods."""
-    claimed = "" if row["claimed"] is None else f"{row['claimed']:g}"
     found = row["exponent"]
-    return claimed, f"{found['value']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}"
+    return (
+        "" if row["claimed"] is None else numbers.setting(row["claimed"]),
+        numbers.ratio(found["value"]),
+        numbers.interval(found["low"], found["high"]),
+    )

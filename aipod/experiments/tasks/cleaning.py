@@ -19,32 +19,30 @@ import optax
 from jaxtyping import Array
 
 from aipod.data import load
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import POSITIVE, Limit, at_least, check_limits
 from aipod.problem import Bilevel, Minibatches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_MIXED = Limit("be between 0 and 1", lambda value: 0 < value < 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     data: Literal["digits", "mnist"] = option("digits", "the images")
     data_dir: str | None = option(None, "folder with the files of mnist")
-    corrupted: float = option(0.5, "share of training labels that are made wrong")
-    training: int = option(20_000, "at most so many examples to clean")
-    validation: int = option(200, "clean examples for the upper level")
-    ridge: float = option(0.005, "the strongly convex term of the lower level")
-    batch_size: int = option(256, "examples in a minibatch, of either level")
-    problem_seed: int = option(0, "seed of the split and of the wrong labels")
+    corrupted: float = option(0.5, "share of training labels that are made wrong", _MIXED)
+    training: int = option(20_000, "at most so many examples to clean", at_least(1))
+    validation: int = option(200, "clean examples for the upper level", at_least(1))
+    ridge: float = option(0.005, "the strongly convex term of the lower level", POSITIVE)
+    batch_size: int = option(256, "examples in a minibatch, of either level", at_least(1))
+    problem_seed: int = option(0, "seed of the split and of the wrong labels", at_least(0))
 
     def __post_init__(self) -> None:
-        if not 0 < self.corrupted < 1:
-            raise ValueError(f"corrupted must be between 0 and 1, got {self.corrupted}.")
-        for name in ("training", "validation", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.ridge < float("inf"):
-            raise ValueError(f"ridge must be a positive number, got {self.ridge}.")
+        check_limits(self)
 
 
 class Examples(NamedTuple):
@@ -188,8 +186,7 @@ def draw_weights(figure: "Figure", data: Mixture, weights: np.ndarray) -> None:
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    steps = tuple(f"aipod:lower_steps={s}" for s in (10, 5, 2))
-    return (Panel("Steps of the lower level", steps),)
+    return (Panel("Steps of the lower level", varied("aipod:lower_steps", (10, 5, 2))),)
 
 
 _SHARED: dict[str, Any] = {"upper_optimizer": "adam(0.05)", "lower_steps": 10, "adjoint_steps": 20}

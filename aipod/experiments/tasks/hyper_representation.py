@@ -8,6 +8,7 @@ x is the first layer of a network and y its last, the same for all clients: both
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod import federated
-from aipod.experiments.base import Experiment, Metric, Panel, Reference, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Task, option, varied
+from aipod.experiments.limits import NOT_NEGATIVE
 from aipod.experiments.tasks.images import (
     ImageOptions,
     Layer,
@@ -24,7 +26,7 @@ from aipod.experiments.tasks.images import (
     deal,
     federation,
     layer,
-    published,
+    references,
     squared_norm,
 )
 from aipod.problem import Composite
@@ -32,7 +34,7 @@ from aipod.problem import Composite
 
 @dataclasses.dataclass(frozen=True)
 class Options(ImageOptions):
-    ridge: float = option(0.05, "the lower level's penalty on ||y||^2")
+    ridge: float = option(0.05, "the lower level's penalty on ||y||^2", NOT_NEGATIVE)
 
 
 def features(x: Layer, batch: tuple[Array, Array]) -> Array:
@@ -74,24 +76,9 @@ def build(options: Options) -> Task:
 def panels(options: Options) -> tuple[Panel, ...]:
     """Figure 2, and what became of it."""
     return (
-        Panel(
-            "How often y is averaged",
-            tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.1, 0.05)),
-        ),
+        Panel("How often y is averaged", varied("e-aipod:lower_prob", (1, 0.5, 0.1, 0.05))),
         Panel("E-AiPOD and FedNest", ("e-aipod:lower_prob=0.1", "e2-aipod", "fednest", "lfednest")),
         Panel("One round per step", ("e-aipod:lower_prob=0.1", "fednest", "e3-aipod")),
-    )
-
-
-_PUBLISHED = ("E-AiPOD and FedNest", "One round per step")
-
-
-def references(options: Options) -> tuple[Reference, ...]:
-    if options.data != "mnist":
-        return ()
-    return (
-        Reference(_PUBLISHED, "published E-AiPOD code", published("eaipod_hyper_representation")),
-        Reference(_PUBLISHED, "published FedNest code", published("fednest_hyper_representation")),
     )
 
 
@@ -102,7 +89,7 @@ EXPERIMENT = Experiment(
     options=Options,
     build=build,
     panels=panels,
-    references=references,
+    references=functools.partial(references, "hyper_representation"),
     metrics=(
         Metric("accuracy", "test accuracy", log=False, better="larger"),
         Metric("test_loss", "test loss"),

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from aipod import data, federated
-from aipod.experiments.base import Columns, option
+from aipod.experiments.base import Columns, Reference, option
+from aipod.experiments.limits import SHARE, at_least, check_limits
 from aipod.federated import IID, Dirichlet, Shards
 from aipod.problem import Bilevel, Objective
 
@@ -24,22 +25,19 @@ Layer = tuple[Array, Array]
 class ImageOptions:
     data: Literal["digits", "mnist"] = option("digits", "the images")
     data_dir: str | None = option(None, "the folder of MNIST's four files, else $AIPOD_DATA")
-    clients: int = option(50, "how many clients share the images")
+    clients: int = option(50, "how many clients share the images", at_least(1))
     partition: Literal["shards", "dirichlet", "iid"] = option("shards", "how they are dealt")
-    shards: int = option(2, "label shards of each client, for the partition shards")
+    shards: int = option(2, "label shards of each client, for the partition shards", at_least(1))
     alpha: float = option(0.1, "concentration, for the partition dirichlet; small: few owners")
-    participation: float = option(1.0, "share of the clients in each round")
-    hidden: int = option(200, "hidden units of the network")
-    batch_size: int | None = option(None, "examples of each client in a batch; else 256, digits 32")
-    problem_seed: int = option(0, "seed of the partition and of the starting point")
+    participation: float = option(1.0, "share of the clients in each round", SHARE)
+    hidden: int = option(200, "hidden units of the network", at_least(1))
+    batch_size: int | None = option(
+        None, "examples of each client in a batch; else 256, digits 32", at_least(1)
+    )
+    problem_seed: int = option(0, "seed of the partition and of the starting point", at_least(0))
 
     def __post_init__(self) -> None:
-        for name in ("clients", "shards", "hidden", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation must lie in (0, 1], got {self.participation}.")
+        check_limits(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +140,19 @@ def class_accuracies(logits: Array, labels: Array, classes: int) -> Array:
     return right @ members / jnp.maximum(jnp.sum(members, axis=0), 1)
 
 
+def references(task: str, options: ImageOptions) -> tuple[Reference, ...]:
+    """What the published codes reached on this task; they ran on MNIST alone."""
+    if options.data != "mnist":
+        return ()
+    panels = ("E-AiPOD and FedNest", "One round per step")
+    return (
+        Reference(panels, "published E-AiPOD code", published(f"eaipod_{task}")),
+        Reference(panels, "published FedNest code", published(f"fednest_{task}")),
+    )
+
+
 def published(name: str) -> Columns:
     """A trajectory of a published research code, measured once; see `published/README.md`."""
-    file = resources.files("aipod.experiments").joinpath("published", f"{name}.csv")
+    file = resources.files("aipod.experiments.tasks").joinpath("published", f"{name}.csv")
     rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     return {column: np.array([float(row[column]) for row in rows]) for column in rows[0]}

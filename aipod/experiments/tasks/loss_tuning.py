@@ -11,6 +11,7 @@ mean 1, can be learned instead (`learn_weights`). Section 6 of the paper (`fig:n
 """
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import jax
@@ -19,7 +20,8 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod import federated
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Reference, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import SHARE
 from aipod.experiments.tasks.images import (
     ImageOptions,
     Layer,
@@ -29,7 +31,7 @@ from aipod.experiments.tasks.images import (
     deal,
     federation,
     layer,
-    published,
+    references,
 )
 
 if TYPE_CHECKING:
@@ -42,13 +44,10 @@ Tuning = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Options(ImageOptions):
-    imbalance: float = option(0.1, "examples of the rarest class as a share of the commonest's")
+    imbalance: float = option(
+        0.1, "examples of the rarest class as a share of the commonest's", SHARE
+    )
     learn_weights: bool = option(False, "whether x also weights the classes in the lower loss")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.imbalance <= 1:
-            raise ValueError(f"imbalance must lie in (0, 1], got {self.imbalance}.")
 
 
 def imbalanced(options: Options, labels: np.ndarray) -> np.ndarray:
@@ -159,24 +158,9 @@ def draw_tuning(figure: "Figure", x: Tuning, counts: np.ndarray, accuracies: np.
 def panels(options: Options) -> tuple[Panel, ...]:
     """Figure 3, and what became of it."""
     return (
-        Panel("How often y is averaged", tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.3, 0.1))),
-        Panel(
-            "E-AiPOD and FedNest",
-            ("e-aipod:upper_steps=1", "e-aipod:upper_steps=5", "fednest"),
-        ),
+        Panel("How often y is averaged", varied("e-aipod:lower_prob", (1, 0.3, 0.1))),
+        Panel("E-AiPOD and FedNest", (*varied("e-aipod:upper_steps", (1, 5)), "fednest")),
         Panel("One round per step", ("e-aipod:upper_steps=1", "fednest", "e3-aipod")),
-    )
-
-
-_PUBLISHED = ("E-AiPOD and FedNest", "One round per step")
-
-
-def references(options: Options) -> tuple[Reference, ...]:
-    if options.data != "mnist":
-        return ()
-    return (
-        Reference(_PUBLISHED, "published E-AiPOD code", published("eaipod_loss_tuning")),
-        Reference(_PUBLISHED, "published FedNest code", published("fednest_loss_tuning")),
     )
 
 
@@ -189,7 +173,7 @@ EXPERIMENT = Experiment(
     options=Options,
     build=build,
     panels=panels,
-    references=references,
+    references=functools.partial(references, "loss_tuning"),
     metrics=(
         Metric("accuracy", "balanced test accuracy", log=False, better="larger"),
         Metric("worst_class", "accuracy of the worst class", log=False, better="larger"),

@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod._hypergradient import exact_lower
-from aipod.experiments import facts
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import POSITIVE, at_least, check_limits
+from aipod.experiments.tasks import facts
 from aipod.experiments.tasks.measures import exactly
 from aipod.problem import Bilevel, Minibatches
 from aipod.sets import Affine, Budget, Free, Product
@@ -41,16 +42,12 @@ _TRAIN, _VALIDATION = 252, 352
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    risk_aversion: float = option(8.0, "the risk aversion e^a to start from")
-    ridge: float = option(0.2, "the pull of the weights towards zero")
-    batch_size: int = option(64, "weeks in a minibatch")
+    risk_aversion: float = option(8.0, "the risk aversion e^a to start from", POSITIVE)
+    ridge: float = option(0.2, "the pull of the weights towards zero", POSITIVE)
+    batch_size: int = option(64, "weeks in a minibatch", at_least(1))
 
     def __post_init__(self) -> None:
-        for name in ("risk_aversion", "ridge"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        check_limits(self)
 
 
 class Market(NamedTuple):
@@ -191,8 +188,9 @@ def draw_portfolio(figure: "Figure", data: Market, start: Any, end: Any) -> None
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.3, 0.1))
-    return (Panel("How often the weights are projected", probabilities),)
+    return (
+        Panel("How often the weights are projected", varied("e-aipod:lower_prob", (1, 0.3, 0.1))),
+    )
 
 
 _SHARED: dict[str, Any] = {

@@ -13,7 +13,7 @@ import scipy.sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 
-from aipod.experiments import facts
+from aipod.experiments.tasks import facts
 
 # Travel times grow as t0 (1 + GROWTH (flow / capacity)^POWER), on every link of the data.
 GROWTH, POWER = 0.15, 4

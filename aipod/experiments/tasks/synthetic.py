@@ -16,34 +16,34 @@ import numpy as np
 from jaxtyping import Array
 
 from aipod._misc.tree import to_device
-from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task, option
+from aipod.experiments.base import Columns, Experiment, Metric, Panel, Task, option, varied
+from aipod.experiments.limits import NOT_NEGATIVE, Limit, at_least, check_limits
 from aipod.problem import Bilevel, Noise
 from aipod.sets import AbstractSet, Affine, Free
+
+_DEVIATION = Limit("be 0 or more, a standard deviation", NOT_NEGATIVE.holds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    dimension: int = option(100, "size of x and of y")
+    dimension: int = option(100, "size of x and of y", at_least(2))
     lower_rank: int = option(20, "rank of A, the constraints on y")
     upper_rank: int = option(20, "rank of B, the constraints on x")
-    noise: float = option(0.1, "standard deviation of the noise on every gradient")
+    noise: float = option(0.1, "standard deviation of the noise on every gradient", _DEVIATION)
     coupled: bool = option(True, "whether the constraint on y moves with x; off sets H = 0")
     constraints: Literal["both", "upper", "lower", "none"] = option(
         "both", "which levels are constrained: both, upper, lower or none"
     )
-    problem_seed: int = option(0, "seed of the matrices and of the starting point")
+    problem_seed: int = option(0, "seed of the matrices and of the starting point", at_least(0))
 
     def __post_init__(self) -> None:
-        if self.dimension < 2:
-            raise ValueError(f"dimension must be at least 2, got {self.dimension}.")
+        check_limits(self)
         for name in ("lower_rank", "upper_rank"):
             if not 1 <= getattr(self, name) < self.dimension:
                 raise ValueError(
                     f"{name} must be from 1 to {self.dimension - 1}, below the dimension, got "
                     f"{getattr(self, name)}."
                 )
-        if not 0 <= self.noise < float("inf"):
-            raise ValueError(f"noise must be 0 or more, a standard deviation, got {self.noise}.")
 
 
 class Matrices(NamedTuple):
@@ -132,12 +132,11 @@ def running_error(columns: Columns) -> dict[str, np.ndarray]:
 
 def panels(options: Options) -> tuple[Panel, ...]:
     """Figure 1. The paper's left half has T = 2; here T = 1, where p = 1 is AiPOD itself."""
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.3, 0.1))
     against = ["aipod", "e-aipod:upper_steps=1", "e-aipod:upper_steps=2"]
     if not options.coupled or options.constraints in ("upper", "none"):
         against.append("e2-aipod")
     return (
-        Panel("How often y is projected", probabilities),
+        Panel("How often y is projected", varied("e-aipod:lower_prob", (1, 0.5, 0.3, 0.1))),
         Panel("AiPOD and its efficient variants", tuple(against)),
     )
 

@@ -21,7 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    at_least,
+    check_limits,
+)
 from aipod.experiments.tasks.entropy import entropy
 from aipod.experiments.tasks.roads import (
     GROWTH,
@@ -43,27 +50,29 @@ if TYPE_CHECKING:
 _RARE, _FLOOR = 1e-3, 1e-4
 
 
+_BELOW_ONE = Limit("be 0 or more and below 1", lambda value: 0 <= value < 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
-    spread: float = option(3.0, "eps, how freely drivers deviate from the quickest route, in time")
-    elasticity: float = option(0.02, "how many trips a unit of toll on their route takes away")
-    reluctance: float = option(0.05, "how much the city dislikes high tolls and subsidies")
-    variation: float = option(0.1, "standard deviation of a day's demand, as a share of the mean")
-    days: int = option(250, "days that are known")
-    batch_size: int = option(64, "days in a minibatch")
-    problem_seed: int = option(0, "seed of the days")
+    spread: float = option(
+        3.0, "eps, how freely drivers deviate from the quickest route, in time", POSITIVE
+    )
+    elasticity: float = option(
+        0.02, "how many trips a unit of toll on their route takes away", POSITIVE
+    )
+    reluctance: float = option(
+        0.05, "how much the city dislikes high tolls and subsidies", NOT_NEGATIVE
+    )
+    variation: float = option(
+        0.1, "standard deviation of a day's demand, as a share of the mean", _BELOW_ONE
+    )
+    days: int = option(250, "days that are known", at_least(1))
+    batch_size: int = option(64, "days in a minibatch", at_least(1))
+    problem_seed: int = option(0, "seed of the days", at_least(0))
 
     def __post_init__(self) -> None:
-        for name in ("spread", "elasticity"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}.")
-        if not 0 <= self.reluctance < float("inf"):
-            raise ValueError(f"reluctance must be 0 or more, got {self.reluctance}.")
-        if not 0 <= self.variation < 1:
-            raise ValueError(f"variation must be 0 or more and below 1, got {self.variation}.")
-        for name in ("days", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_limits(self)
 
 
 def day_factors(options: Options) -> np.ndarray:
@@ -177,8 +186,7 @@ _CAPTION = (
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.2))
-    return (Panel("How often flows are projected", probabilities),)
+    return (Panel("How often flows are projected", varied("e-aipod:lower_prob", (1, 0.5, 0.2))),)
 
 
 # A shorter series is biased: with 100 terms the tolls bring three quarters of the gain only.

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option
+from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
+from aipod.experiments.limits import NOT_NEGATIVE, POSITIVE, at_least, check_limits
 from aipod.experiments.tasks.entropy import entropy, logarithm
 from aipod.experiments.tasks.measures import exactly
 from aipod.problem import Bilevel, Minibatches
@@ -35,25 +36,18 @@ _FLOOR = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    homes: int = option(8, "home districts")
-    works: int = option(8, "districts to work in")
-    journeys: int = option(20_000, "observed journeys")
-    temperature: float = option(8.0, "eps, how freely people deviate from the cheapest, in minutes")
-    river: float = option(10.0, "what crossing the river costs, in minutes")
-    batch_size: int = option(2000, "journeys in a minibatch")
-    problem_seed: int = option(0, "seed of the map and of the journeys")
+    homes: int = option(8, "home districts", at_least(2))
+    works: int = option(8, "districts to work in", at_least(2))
+    journeys: int = option(20_000, "observed journeys", at_least(1))
+    temperature: float = option(
+        8.0, "eps, how freely people deviate from the cheapest, in minutes", POSITIVE
+    )
+    river: float = option(10.0, "what crossing the river costs, in minutes", NOT_NEGATIVE)
+    batch_size: int = option(2000, "journeys in a minibatch", at_least(1))
+    problem_seed: int = option(0, "seed of the map and of the journeys", at_least(0))
 
     def __post_init__(self) -> None:
-        for name in ("homes", "works"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2, got {getattr(self, name)}.")
-        for name in ("journeys", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a positive number, got {self.temperature}.")
-        if not 0 <= self.river < float("inf"):
-            raise ValueError(f"river must be 0 or more, got {self.river}.")
+        check_limits(self)
 
 
 class City(NamedTuple):
@@ -209,8 +203,9 @@ def draw_city(figure: "Figure", data: City, cost: np.ndarray) -> None:
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    probabilities = tuple(f"e-aipod:lower_prob={p}" for p in (1, 0.5, 0.2))
-    return (Panel("How often the coupling is projected", probabilities),)
+    return (
+        Panel("How often the coupling is projected", varied("e-aipod:lower_prob", (1, 0.5, 0.2))),
+    )
 
 
 _SHARED: dict[str, Any] = {

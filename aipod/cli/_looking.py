@@ -1,0 +1,129 @@
+"""The verbs that solve nothing: list, report and check, and those of a federation."""
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aipod.cli import _options
+from aipod.cli._options import experiment_options, function_of, given_options
+
+_REPORT = """Write one self-contained HTML page with interactive charts about runs.
+
+The page opens from the file system, without a network."""
+
+_REPORT_EXAMPLES = """Examples:
+
+aipod report runs/tenth
+
+aipod report runs --out everything.html"""
+
+_CHECK = """Examine a problem before a solver meets it: constraints, convexity, derivatives, steps.
+
+module:name is a Bilevel beside x0 and y0 in the same module, or a function that returns \
+(problem, x0, y0). Exit code 2 if something is wrong."""
+
+_CHECK_EXAMPLES = """Examples:
+
+aipod check synthetic
+
+aipod check my_module:problem
+
+aipod check folder/my_file.py:make_problem"""
+
+_UP = "Start one SuperLink and some SuperNodes, and say how to run an app on them."
+_DOWN = "End exactly the processes that `up` started."
+
+_Dir = Annotated[
+    Path,
+    typer.Option("--dir", metavar="PATH", help="The folder with its logs, keys and client states."),
+]
+
+
+def add_list(app: typer.Typer) -> None:
+    app.command("list", help="List the experiments and the solvers.")(
+        function_of(_list, {"as_json": _options.Json})
+    )
+
+
+def add_verbs(app: typer.Typer, experiment: str | None) -> None:
+    """Adds the verbs but for `list`, with the options of this experiment where they are wanted."""
+    options: dict[str, Any] = {
+        "folders": Annotated[
+            list[Path], typer.Argument(help="Folders of runs, or folders of those.")
+        ],
+        "out": _options.folder("The page; report.html in the folder by default."),
+        "force": Annotated[
+            bool, typer.Option("--force", help="Replace --out even if it is no report.")
+        ],
+        "as_json": _options.Json,
+    }
+    app.command("report", help=_REPORT, epilog=_REPORT_EXAMPLES)(
+        function_of(_report, options, folders=inspect.Parameter.empty)
+    )
+    options = {
+        "target": Annotated[
+            str, typer.Argument(help="An experiment, or module:name of a problem.")
+        ],
+        "seed": _options.whole("Draws batches and directions."),
+        "x64": Annotated[
+            bool, typer.Option("--x64/--no-x64", help="In double precision, which sees more.")
+        ],
+        "set_": _options.Set,
+        "as_json": _options.Json,
+        **experiment_options(experiment),
+    }
+    app.command("check", help=_CHECK, epilog=_CHECK_EXAMPLES)(
+        function_of(_check, options, target=inspect.Parameter.empty, seed=0, x64=True)
+    )
+    federation = typer.Typer(
+        help="A federation on Flower, all of it on this machine, for trying out.",
+        epilog="Examples:\n\naipod federation up --nodes 3 --tls\n\naipod federation down",
+    )
+    up = {
+        "nodes": _options.whole("How many SuperNodes, one for each client."),
+        "tls": Annotated[
+            bool, typer.Option("--tls", help="Encrypt, and let in registered keys alone.")
+        ],
+        "folder": _Dir,
+    }
+    here = Path("federation")
+    federation.command("up", help=_UP)(function_of(_up, up, nodes=3, folder=here))
+    federation.command("down", help=_DOWN)(function_of(_down, {"folder": _Dir}, folder=here))
+    app.add_typer(federation, name="federation")
+
+
+def _list(values: dict[str, Any]) -> int:
+    from aipod.cli import _list
+
+    _list.show(values["as_json"])
+    return 0
+
+
+def _report(values: dict[str, Any]) -> int:
+    from aipod.cli import _report
+
+    _report.report(**values)
+    return 0
+
+
+def _check(values: dict[str, Any]) -> int:
+    from aipod.cli import _check
+
+    own = {name: values.pop(name) for name in ("target", "seed", "x64", "as_json")}
+    return _check.check(options=given_options(values), **own)
+
+
+def _up(values: dict[str, Any]) -> int:
+    from aipod.cli import _federation
+
+    _federation.up(**values)
+    return 0
+
+
+def _down(values: dict[str, Any]) -> int:
+    from aipod.cli import _federation
+
+    _federation.down(**values)
+    return 0

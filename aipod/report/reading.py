@@ -1,0 +1,149 @@
+"""Folders as they are read back; what a later page or figure relies on is checked here, once."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aipod.runs._folder import RunFolder
+
+# The columns that can be drawn against, in the order of the report's menu.
+AXES = {
+    "step": "outer steps",
+    "projections": "projections, all kinds",
+    "lower_projections": "projections of y",
+    "upper_projections": "projections of x",
+    "adjoint_projections": "projections in the adjoint",
+    "samples": "samples",
+    "rounds": "communication rounds",
+    "bytes_up": "bytes sent by one client",
+    "bytes_down": "bytes received by one client",
+    "seconds": "computing time (s)",
+}
+
+# A shape is a type, [shape] for a list of those, {str: shape} for a dictionary of those, or a
+# dictionary of the names that must be there.
+_RUN = {
+    "experiment": str,
+    "solver": str,
+    "seed": int,
+    "result": str,
+    "seconds": int | float,
+    "config": {str: object},
+    "metrics": [{"name": str, "label": str, "log": bool, "better": str}],
+    "axes": [str],
+    "environment": {str: object},
+}
+_COMPARISON = {
+    "folders": {str: str},
+    "panels": [{"title": str, "variants": [str]}],
+    "references": [{"panels": [str], "label": str, "columns": {str: [int | float]}}],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    path: Path
+    summary: dict[str, Any]
+    columns: dict[str, np.ndarray]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that was chosen, but for the seed."""
+        return {name: value for name, value in self.summary["config"].items() if name != "seed"}
+
+
+def results(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """The folders at or below these paths that hold results to show, with their summaries.
+
+    Files of the same name that others have written are left alone: they have no config.toml. Nor
+    is there anything to show of a run that ended before it recorded anything.
+    """
+    found: dict[Path, dict[str, Any]] = {}
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"there is no folder {path}.")
+        here = dict(_results(path))
+        if not here:
+            raise ValueError(f"there is no finished run in {path}: `aipod run` writes one.")
+        # The same folder may be reached by two of the paths.
+        known = {folder.resolve() for folder in found}
+        found |= {folder: s for folder, s in here.items() if folder.resolve() not in known}
+    return found
+
+
+def _results(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for file in sorted(path.rglob("summary.json")):
+        if file.is_file() and RunFolder(file.parent).is_run():
+            summary = read_summary(file.parent)
+            kind = summary.get("kind")
+            if kind in ("rates", "table1") or (kind == "run" and summary.get("last")):
+                yield file.parent, summary
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    try:
+        found: Any = RunFolder(path).read_summary()
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is no summary")
+    return found
+
+
+def read_run(path: Path, summary: dict[str, Any]) -> Run:
+    """The run in a folder; `ValueError` when anything is missing that the report uses."""
+    check_summary(path, summary, _RUN)
+    # A pipe in the place of a file would be waited for without end.
+    if not (path / "metrics.csv").is_file():
+        raise ValueError(f"{path} has no metrics.csv: repeat the run.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's of a file without rows, which is refused below
+        columns = RunFolder(path).read_metrics()
+    wanted = {"step", *summary["axes"]}
+    if not summary["axes"] or not wanted <= set(AXES):
+        raise _damaged(path, "axes")
+    shown = [metric["name"] for metric in summary["metrics"] if metric["name"] in columns]
+    if not wanted <= set(columns) or not shown or not len(columns["step"]):
+        raise ValueError(f"{path / 'metrics.csv'} is damaged: repeat the run with --force.")
+    return Run(path, summary, columns)
+
+
+def read_comparison(path: Path) -> dict[str, Any] | None:
+    """The summary of the comparison in this folder; None where there is none, or no end of it."""
+    if not (path / "summary.json").is_file():
+        return None
+    summary = read_summary(path)
+    if summary.get("kind") != "comparison":
+        return None
+    check_summary(path, {"references": []} | summary, _COMPARISON)
+    named = {variant for panel in summary["panels"] for variant in panel["variants"]}
+    if not named <= set(summary["folders"]):
+        raise _damaged(path, "folders")
+    return summary
+
+
+def _damaged(path: Path, what: str) -> ValueError:
+    file = path / "summary.json"
+    return ValueError(f"{file} is damaged ({what}): repeat the run with --force, or leave it out.")
+
+
+def check_summary(path: Path, summary: dict[str, Any], shape: dict[str, Any]) -> None:
+    """Raises `ValueError` for the first name in the shape that the summary does not have so."""
+    for name, kind in shape.items():
+        if not _fits(summary.get(name), kind):
+            raise _damaged(path, name)
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        kinds = {name: shape[str] for name in value} if str in shape else shape
+        return all(name in value and _fits(value[name], kind) for name, kind in kinds.items())
+    return isinstance(value, shape)
