@@ -1,5 +1,7 @@
 """The hypergradient at any (x, y), with any adjoint."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -36,11 +38,24 @@ def hypergradient(
         gradient = aipod.hypergradient(problem, x, y, adjoint=aipod.Direct())
         ```
     """
+    check_problem(problem)
+    if not isinstance(adjoint, AbstractAdjoint):
+        raise ValueError(
+            "adjoint must be a slot such as aipod.ConjugateGradient() or aipod.Neumann(50), got "
+            f"{type(adjoint).__name__}."
+        )
+    key = None if key is None else as_key(key)
     if key is None:
         problem, key = problem.expected(), jax.random.key(0)
     if is_concrete((x, y)):
         problem.check(x, y)
-    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, as_key(key))
+    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, key)
+
+
+def check_problem(problem: Any) -> None:
+    """Raises `ValueError` unless problem is one."""
+    if not isinstance(problem, Bilevel):
+        raise ValueError(f"problem must be an aipod.Bilevel, got {type(problem).__name__}.")
 
 
 @eqx.filter_jit

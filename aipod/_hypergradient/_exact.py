@@ -7,13 +7,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._hypergradient._estimate import hypergradient
+from aipod._hypergradient._estimate import check_problem, hypergradient
 from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete
 from aipod.problem import Bilevel, draw, hessian_product
 from aipod.slots.adjoint import ConjugateGradient, solve_projected
+from aipod.stepsize import check_steps
 
 
 def _start(problem: Bilevel, x: PyTree, y0: PyTree | None) -> PyTree:
+    check_problem(problem)
     if y0 is None:
         y0 = problem.lower_set.example()
     if y0 is None:
@@ -46,7 +48,9 @@ def exact_lower(
         y_star = aipod.exact_lower(problem, x)
         ```
     """
-    x, y0 = as_arrays(x), as_arrays(_start(problem, x, y0))
+    check_steps(max_steps, "max_steps")
+    y0 = as_arrays(_start(problem, x, y0))
+    x = as_arrays(x)
     y, size, scale, solved = _newton(problem.expected(), x, y0, max_steps)
     if is_concrete(solved) and not bool(solved):
         raise RuntimeError(

@@ -66,7 +66,10 @@ def to_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def as_key(value: PRNGKeyArray) -> PRNGKeyArray:
-    """A key of JAX's newer kind also from `jax.random.PRNGKey`; anything else as it is."""
-    old = isinstance(value, jax.Array) and value.dtype == jnp.uint32 and value.shape == (2,)
-    return jax.random.wrap_key_data(value) if old else value
+def as_key(value: Any, name: str = "key") -> PRNGKeyArray:
+    """One key of JAX's newer kind, also from `jax.random.PRNGKey`; else `ValueError`."""
+    if isinstance(value, jax.Array) and value.dtype == jnp.uint32 and value.shape == (2,):
+        value = jax.random.wrap_key_data(value)
+    if not is_key(value) or value.shape != ():
+        raise ValueError(f"{name} must be one JAX key, as in {name}=jax.random.key(0).")
+    return value

@@ -13,6 +13,14 @@ def is_concrete(tree: PyTree) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def is_numeric(leaf: Any) -> bool:
+    """Whether a leaf is a number or an array of numbers or truth values, of JAX or NumPy."""
+    kind = getattr(leaf, "dtype", None)
+    if kind is None:
+        return isinstance(leaf, bool | int | float | complex)
+    return bool(jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_))
+
+
 def all_finite(tree: PyTree) -> bool:
     """Whether no inexact leaf holds NaN or infinity; tracers and other leaves pass."""
     return all(

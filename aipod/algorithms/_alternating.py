@@ -75,6 +75,8 @@ class Alternating(eqx.Module):
                 raise ValueError(
                     f"{name} must be a slot made for it, got {type(getattr(self, name)).__name__}."
                 )
+        if self.scope is not None and not isinstance(self.scope, Scope):
+            raise ValueError(f"scope must be an aipod.Scope, got {type(self.scope).__name__}.")
         if len({self.lower.wire, self.adjoint.wire, self.upper.wire}) > 1:
             raise ValueError(
                 "compression must be the same for lower, adjoint and upper: their messages travel "

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
+from aipod._misc.tree import is_numeric
+from aipod.federated._partition import check_clients
 from aipod.problem import Bilevel, ClientBatch, ClientMinibatches, Objective, rebuilt
 from aipod.sets import Consensus
 
@@ -21,6 +23,7 @@ def replicate(tree: PyTree, clients: int) -> PyTree:
         x0 = aipod.federated.replicate(jnp.zeros(3), clients=10)  # shape (10, 3)
         ```
     """
+    check_clients(clients)
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (clients, *jnp.shape(leaf))), tree
     )
@@ -36,6 +39,9 @@ def average(tree: PyTree, weights: ArrayLike | None = None) -> PyTree:
         model = aipod.federated.average(solution.y)
         ```
     """
+    leaves = jax.tree.leaves(tree)
+    if not leaves or not all(is_numeric(leaf) and jnp.ndim(leaf) for leaf in leaves):
+        raise ValueError("average takes a pytree of arrays with the clients on their first axis.")
     if weights is None:
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
     shares = jnp.asarray(weights, float) / jnp.sum(jnp.asarray(weights, float))
@@ -104,7 +110,13 @@ def _stack(data: PyTree | Sequence[PyTree], name: str) -> tuple[PyTree, np.ndarr
         return data, None
     if not data:
         raise ValueError(f"{name} is an empty list: a federation needs at least one client.")
-    counts = np.array([np.shape(jax.tree.leaves(one)[0])[0] for one in data])
+    first = [jax.tree.leaves(one)[:1] for one in data]
+    if not all(leaf and np.ndim(leaf[0]) for leaf in first):
+        raise ValueError(
+            f"{name} is a list, so each entry must be one client's data: a pytree of arrays with "
+            "the examples on their first axis."
+        )
+    counts = np.array([np.shape(leaf[0])[0] for leaf in first])
     if np.any(counts == 0):
         empty = np.flatnonzero(counts == 0)[:5].tolist()
         raise ValueError(f"{name}: clients {empty} have no example: leave them out.")

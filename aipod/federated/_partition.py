@@ -2,15 +2,31 @@
 
 import abc
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray
 
+from aipod._misc.keys import as_key
+from aipod.stepsize import as_number, check_positive, check_steps
+
+
+def check_clients(clients: Any) -> None:
+    """Raises `ValueError` unless clients is a whole number, at least 1."""
+    whole = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
+    if not whole or clients < 1:
+        raise ValueError(f"clients must be a whole number, at least 1, got {clients!r}.")
+
 
 class AbstractScheme(eqx.Module):
     """A rule that deals examples to clients."""
+
+    @property
+    def least(self) -> int:
+        """The fewest examples per client that it can deal."""
+        return 1
 
     @abc.abstractmethod
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -43,9 +59,12 @@ class Shards(AbstractScheme):
 
     per_client: int = eqx.field(static=True, default=2)
 
+    @property
+    def least(self) -> int:
+        return self.per_client
+
     def __check_init__(self) -> None:
-        if self.per_client < 1:
-            raise ValueError(f"Shards: per_client must be at least 1, got {self.per_client}.")
+        check_steps(self.per_client, "Shards: per_client")
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         # Shuffled first, so that within a class the shards are random.
@@ -70,8 +89,7 @@ class Dirichlet(AbstractScheme):
     alpha: float = 0.1
 
     def __check_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ValueError(f"Dirichlet: alpha must be positive, got {self.alpha}.")
+        check_positive(self.alpha, "Dirichlet: alpha")
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -114,9 +132,13 @@ def partition(
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels must be a vector of classes, got shape {labels.shape}.")
-    if clients < 1:
-        raise ValueError(f"clients must be at least 1, got {clients}.")
-    needed = clients * getattr(scheme, "per_client", 1)
+    check_clients(clients)
+    if not isinstance(scheme, AbstractScheme):
+        raise ValueError(
+            "scheme must be one of aipod.federated, such as IID(), Shards(2) or Dirichlet(0.1), "
+            f"got {scheme!r}."
+        )
+    needed = clients * scheme.least
     if len(labels) < needed:
         raise ValueError(
             f"{len(labels)} examples are too few for {clients} clients under "
@@ -137,7 +159,8 @@ def split(
         train, validation = aipod.federated.split(parts, 0.8, key=key)
         ```
     """
-    if not 0 < share < 1:
+    number = as_number(share, "share")
+    if number is None or not 0 < number < 1:
         raise ValueError(f"share must lie between 0 and 1, got {share}.")
     rng = _generator(key)
     first, second = [], []
@@ -150,4 +173,4 @@ def split(
 
 
 def _generator(key: PRNGKeyArray) -> np.random.Generator:
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return np.random.default_rng(np.asarray(jax.random.key_data(as_key(key))))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from aipod._misc.tree import all_finite
+from aipod._misc.tree import all_finite, is_numeric
 from aipod.problem._composite import AtX, Objective, at_fixed_x
 from aipod.problem._samplers import Constant, Sampler, expected
 from aipod.sets import AbstractSet, Free
@@ -81,7 +81,7 @@ class Bilevel(eqx.Module):
                     f"{name} holds no numbers: pass it in the structure of a solution."
                 )
             for leaf in jax.tree.leaves(tree):
-                if not eqx.is_array_like(leaf):
+                if not is_numeric(leaf):
                     raise ValueError(
                         f"{name} holds a {type(leaf).__name__}, but x and y are pytrees of arrays: "
                         "keep functions out, as with equinox.partition(model, equinox.is_array)."
@@ -146,14 +146,20 @@ def _constant(samples: Sampler | None) -> Sampler | None:
 def _check_objective(
     name: str, objective: Objective, samples: Sampler | None, x: PyTree, y: PyTree
 ) -> None:
-    batch = None if samples is None else eqx.filter_eval_shape(samples, jax.random.key(0))
+    try:
+        batch = None if samples is None else eqx.filter_eval_shape(samples, jax.random.key(0))
+    except Exception as error:
+        raise ValueError(
+            f"{name}_samples(key) raised {type(error).__name__}: {first_line(error)} It must be a "
+            "function of one JAX key that returns a batch."
+        ) from error
     try:
         value = eqx.filter_eval_shape(objective, x, y, batch)
     except Exception as error:
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((x, y))]
         raise ValueError(
             f"{name}(x, y, batch) raised {type(error).__name__} on arrays of shapes {shapes}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no message'}"
+            f"{first_line(error)}"
         ) from error
     shape = getattr(value, "shape", None)
     if shape != ():
@@ -162,3 +168,13 @@ def _check_objective(
             f"{'shape ' + str(shape) if shape is not None else type(value).__name__}: reduce it "
             "with jnp.sum or jnp.mean."
         )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"{name} must return a real floating-point number, but it returns {value.dtype}: "
+            "convert it, as with .astype(float) before the sum, or jnp.real."
+        )
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).splitlines()[0] if str(error) else "no message."

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import hash32, subkeys
@@ -57,6 +58,13 @@ def _normal(key: PRNGKeyArray, stream: int, shape: tuple[int, ...]) -> Array:
     return (math.sqrt(2) * jax.lax.erf_inv(uniform)).reshape(shape)
 
 
+def check_deviation(scale: Any) -> None:
+    """Raises `ValueError` unless scale is one number, 0 or more."""
+    is_number = isinstance(scale, float | int | np.number | np.ndarray | jax.Array)
+    if isinstance(scale, bool) or not is_number or np.ndim(scale) or not 0 <= scale < math.inf:
+        raise ValueError(f"scale must be 0 or more, a standard deviation, got {scale!r}.")
+
+
 class Noise(AbstractSampler):
     """Batches that are random linear functionals: additive gradient noise of a standard deviation.
 
@@ -82,8 +90,11 @@ class Noise(AbstractSampler):
     samples: Sampler | None
 
     def __init__(self, scale: float, samples: Sampler | None = None) -> None:
-        if not 0 <= scale < float("inf"):
-            raise ValueError(f"scale must be 0 or more, a standard deviation, got {scale}.")
+        check_deviation(scale)
+        if samples is not None and not callable(samples):
+            raise ValueError(
+                f"samples must be a callable key -> batch, got {type(samples).__name__}."
+            )
         self.scale = to_device(scale)
         self.samples = samples
 

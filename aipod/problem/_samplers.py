@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from aipod._misc.tree import all_finite
+from aipod._misc.tree import all_finite, is_numeric
 
 Sampler = Callable[[PRNGKeyArray], Any]
 
@@ -135,7 +135,7 @@ def check_batch_size(batch_size: Any) -> int:
 def as_data(data: PyTree, owner: str) -> PyTree:
     """Data as arrays of JAX; `ValueError` when it holds something else, NaN or infinity."""
     for leaf in jax.tree.leaves(data):
-        if not eqx.is_array_like(leaf) and np.asarray(leaf).dtype.kind not in "biufc":
+        if not is_numeric(leaf):
             raise ValueError(
                 f"{owner}: data must be a pytree of numeric arrays, but it holds a "
                 f"{type(leaf).__name__}: convert it to numbers first."

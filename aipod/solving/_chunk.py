@@ -72,10 +72,20 @@ def measured(record: Record | None, state: State) -> dict[str, Array]:
     row |= {name: getattr(state.counts, name) for name in fields}
     if state.curvature is not None:
         row["curvature"] = state.curvature.estimate
-    metrics = {} if record is None else scalar_columns(record(state.x, state.y))
+    metrics = {} if record is None else scalar_columns(_recorded(record, state))
     if taken := set(metrics) & {*row, *RECORDED}:
         raise ValueError(f"record(x, y) returns {sorted(taken)}, which solve itself records.")
     return row | {name: jnp.asarray(value) for name, value in metrics.items()}
+
+
+def _recorded(record: Record, state: State) -> Any:
+    try:
+        return record(state.x, state.y)
+    except Exception as error:
+        raise ValueError(
+            f"record(x, y) raised {type(error).__name__}: {error} It is compiled along with the "
+            "steps: use jax.numpy in it, and return a dictionary of names to arrays."
+        ) from error
 
 
 def run_chunk(

@@ -1,11 +1,11 @@
 """What was recorded along a run."""
 
 from collections.abc import Iterator, Mapping
-from numbers import Real
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
+
+from aipod._misc.tree import is_numeric
 
 
 class History(Mapping[str, np.ndarray]):
@@ -66,17 +66,9 @@ def scalar_columns(metrics: Any) -> dict[str, Any]:
     """What `record(x, y)` returned, as named columns; a bare scalar becomes `metric`."""
     named = metrics if isinstance(metrics, Mapping) else {"metric": metrics}
     for name, value in named.items():
-        if not isinstance(name, str) or not _is_number(value):
+        if not isinstance(name, str) or not is_numeric(value):
             raise ValueError(
                 "record(x, y) must return a dictionary of names to numbers or arrays, such as "
                 f"{{'loss': ...}}, but {name!r} holds {type(value).__name__}."
             )
     return dict(named)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether value is a real number, or an array of real numbers or of truth values."""
-    kind = getattr(value, "dtype", None)
-    if kind is None:
-        return isinstance(value, Real)
-    return bool(jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_))

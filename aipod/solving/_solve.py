@@ -1,13 +1,14 @@
 """The only outer loop: compiled chunks of outer steps, and between them what people want to see."""
 
 import contextlib
+import inspect
 import os
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
-from aipod._misc.keys import as_key, is_key
+from aipod._misc.keys import as_key
 from aipod._misc.tree import is_concrete
 from aipod.algorithms import Alternating
 from aipod.problem import Bilevel
@@ -71,8 +72,8 @@ def solve(
         ```
     """
     stop = Stop() if stop is None else stop
+    steps = _check_arguments(problem, solver, steps, every, record, stop, progress)
     key = as_key(key)
-    steps = _check_arguments(problem, solver, key, steps, every, record, stop)
     _check_outside(problem, x0, y0, key)
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder to go on from.")
@@ -92,7 +93,7 @@ def solve(
 
 
 def _check_arguments(
-    problem: Any, solver: Any, key: Any, steps: Any, every: Any, record: Any, stop: Any
+    problem: Any, solver: Any, steps: Any, every: Any, record: Any, stop: Any, progress: Any
 ) -> int:
     """The number of steps to make, when the arguments are as they should be."""
     if not isinstance(problem, Bilevel):
@@ -101,11 +102,13 @@ def _check_arguments(
         raise ValueError(
             f"solver must be one such as aipod.AiPOD(upper_lr=0.01), got {type(solver).__name__}."
         )
-    if not is_key(key) or key.shape != ():
-        raise ValueError("key must be one JAX key, as in key=jax.random.key(0).")
+    if not isinstance(progress, bool) and not _takes(progress, 1):
+        raise ValueError(
+            f"progress must be True, False or a function of one report, got {progress!r}."
+        )
     if not isinstance(stop, Stop):
         raise ValueError(f"stop must be an aipod.Stop, got {type(stop).__name__}.")
-    if record is not None and not callable(record):
+    if record is not None and not _takes(record, 2):
         raise ValueError("record must be a function (x, y) -> {name: value}.")
     for name, value in (("steps", steps), ("every", every)):
         if name == "steps" and value is None:
@@ -118,6 +121,17 @@ def _check_arguments(
     if not wanted:
         raise ValueError("say how many outer steps to make, as in steps=1000.")
     return min(wanted)
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether a function can be called with so many arguments, as far as that can be told."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature, written in C
+        return callable(function)
+    return True
 
 
 def _check_outside(problem: Bilevel, x0: PyTree, y0: PyTree, key: PRNGKeyArray) -> None:

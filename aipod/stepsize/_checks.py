@@ -7,9 +7,11 @@ import numpy as np
 
 
 def check_steps(value: Any, name: str) -> None:
-    """Raises `ValueError` unless value is a whole number, at least 1."""
+    """Raises `ValueError` unless value is a whole number, at least 1 and below 2**31."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}.")
+    if value >= 2**31:
+        raise ValueError(f"{name} must be below 2**31, got {value}.")
 
 
 def as_number(value: Any, name: str) -> float | None:

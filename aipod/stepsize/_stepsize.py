@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from aipod.stepsize._checks import as_number
 from aipod.stepsize._curvature import Curvature
 
 StepSize = float | Array | Callable[[Array], Array] | Curvature
@@ -16,7 +17,10 @@ StepSize = float | Array | Callable[[Array], Array] | Curvature
 
 def check_lr(value: Any, name: str) -> None:
     """Raises `ValueError` unless value is a step size."""
-    if isinstance(value, Curvature) or callable(value) or isinstance(value, jax.core.Tracer):
+    if isinstance(value, Curvature | jax.core.Tracer):
+        return
+    if callable(value):
+        _check_schedule(value, name)
         return
     array = np.asarray(value)
     if array.ndim or array.dtype.kind not in "fiu":
@@ -26,6 +30,18 @@ def check_lr(value: Any, name: str) -> None:
         )
     if not 0 < float(array) < float("inf"):
         raise ValueError(f"{name} must be positive and finite, got {float(array)}: try 0.01.")
+
+
+def _check_schedule(schedule: Callable[[Array], Any], name: str) -> None:
+    """Raises `ValueError` unless a schedule gives one number, not negative, at the first step."""
+    wanted = f"{name} must be a schedule of the outer step, as Optax has them: step -> number"
+    try:
+        first = schedule(jnp.zeros((), jnp.int32))
+    except Exception as error:
+        raise ValueError(f"{wanted}, but it raised {type(error).__name__}: {error}") from error
+    number = as_number(first, f"{wanted}, which at step 0")
+    if number is not None and not 0 <= number < float("inf"):
+        raise ValueError(f"{wanted}, but at step 0 it gives {number}.")
 
 
 class Rates(eqx.Module):

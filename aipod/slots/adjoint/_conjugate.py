@@ -39,8 +39,8 @@ class ConjugateGradient(AbstractAdjoint):
     damping: float = 0.0
 
     def __check_init__(self) -> None:
-        if not self.rtol >= 0 or not self.atol >= 0:
-            raise ValueError("ConjugateGradient: rtol and atol must be 0 or more.")
+        for name in ("rtol", "atol"):
+            check_not_negative(getattr(self, name), f"ConjugateGradient: {name}, as rtol and atol")
         if self.max_steps is not None:
             check_steps(self.max_steps, "ConjugateGradient: max_steps")
         check_not_negative(self.damping, "damping")

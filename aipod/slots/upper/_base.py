@@ -81,6 +81,17 @@ class AbstractUpper(eqx.Module):
         return None
 
 
+def check_optimizer(optimizer: Any) -> None:
+    """Raises `ValueError` unless optimizer is an optimiser of Optax, or None."""
+    if optimizer is not None and not (
+        callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))
+    ):
+        raise ValueError(
+            "upper_optimizer must be an optimiser of Optax, such as optax.adam(1e-3), got "
+            f"{type(optimizer).__name__}."
+        )
+
+
 def check_between(lr: StepSize | None, steps: int) -> None:
     """Raises `ValueError` when there are steps before the optimiser's, but no size for them."""
     if lr is None and steps > 1:

@@ -13,6 +13,7 @@ from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
     AbstractUpper,
     check_one_of,
+    check_optimizer,
     check_upper_lr,
     hypergradient_at,
     optimizer_step,
@@ -47,6 +48,7 @@ class DifferenceStep(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_upper_lr(self.lr)
+        check_optimizer(self.optimizer)
         check_positive(self.delta, "perturbation (delta)")
         check_one_of(self.lr, self.optimizer)
 

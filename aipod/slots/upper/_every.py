@@ -14,6 +14,7 @@ from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
     AbstractUpper,
     check_one_of,
+    check_optimizer,
     check_upper_lr,
     hypergradient_at,
     optimizer_step,
@@ -47,6 +48,7 @@ class EveryStep(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_upper_lr(self.lr)
+        check_optimizer(self.optimizer)
         check_compression(self.compression)
         check_one_of(self.lr, self.optimizer)
 

@@ -8,8 +8,6 @@ import optax
 from aipod.stepsize import check_positive
 
 
-# One object for each pair of arguments: programs compiled with it are found again.
-@functools.cache
 def fading_adam(lr: float = 2e-3, fade: float = 500.0) -> optax.GradientTransformation:
     """Adam whose steps fade as 1 / sqrt(k), with a short memory of the direction (b1 = 0.5).
 
@@ -28,4 +26,10 @@ def fading_adam(lr: float = 2e-3, fade: float = 500.0) -> optax.GradientTransfor
     """
     check_positive(lr, "fading_adam: lr, the step size or rate")
     check_positive(fade, "fading_adam: fade")
+    return _fading_adam(float(lr), float(fade))
+
+
+# One object for each pair of arguments: solvers made with it are equal.
+@functools.cache
+def _fading_adam(lr: float, fade: float) -> optax.GradientTransformation:
     return optax.adam(lambda k: lr / jnp.sqrt(1 + k / fade), b1=0.5, b2=0.999)
