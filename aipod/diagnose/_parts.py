@@ -15,7 +15,11 @@ from aipod.sets import AbstractSet
 from aipod.sets._inputs import largest, total_size
 
 
-def check_fit(notes: Notes, problem: Bilevel, x0: PyTree, y0: PyTree) -> PyTree | None:
+def check_fit(notes: Notes, problem: Any, x0: PyTree, y0: PyTree) -> PyTree | None:
+    if not isinstance(problem, Bilevel):
+        kind = type(problem).__name__
+        notes.error("problem", f"is of type {kind}.", "pass an aipod.Bilevel.")
+        return None
     for name, tree in (("x0", x0), ("y0", y0)):
         if total_size(tree) == 0:
             notes.error(name, "holds no numbers.", f"pass {name} in the structure of a solution.")

@@ -11,21 +11,25 @@ import numpy as np
 import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from aipod._misc.tree import same_structure, to_device
 from aipod.sets._inputs import (
+    as_real_array,
     as_reals,
     describe_shapes,
     fits,
+    is_real,
     require_concrete,
     require_finite,
+    require_range,
     total_size,
 )
 from aipod.sets._iterative import bcoo_to_scipy, operator_map, sparse_map
 from aipod.sets._linear import AbstractMap, DenseMap
 from aipod.sets._linear_set import AbstractLinearSet, Equations
 from aipod.sets._right import RightHandSide, as_coupling
+from aipod.sets._types import working_type
 
 
 class Affine(AbstractLinearSet):
@@ -59,9 +63,10 @@ class Affine(AbstractLinearSet):
         coupling: Callable[[PyTree], PyTree] | ArrayLike | None = None,
     ) -> None:
         require_concrete((A, c), "Affine")
-        c = as_reals(c, "c")
-        map = _as_map(A)
         self.structured = isinstance(A, lx.AbstractLinearOperator)
+        listed = isinstance(c, list | tuple) and not self.structured
+        c = as_real_array(c, "c") if listed else as_reals(c, "c")
+        map = _as_map(A)
         right = RightHandSide(_as_target(c, map, self.structured), as_coupling(coupling))
         self.equations = Equations(map, right, name="the set {y : A y = c}")
 
@@ -87,7 +92,7 @@ class Affine(AbstractLinearSet):
 def _as_target(c: PyTree, map: AbstractMap, structured: bool) -> PyTree:
     structure = map.out_structure
     if same_structure(c, 0.0) and jnp.shape(c) == ():
-        return jax.tree.map(lambda s: to_device(np.full(s.shape, c), s.dtype), structure)
+        c = jax.tree.map(lambda s: np.full(s.shape, c), structure)
     if not fits(c, structure):
         if structured:
             raise ValueError(
@@ -98,7 +103,12 @@ def _as_target(c: PyTree, map: AbstractMap, structured: bool) -> PyTree:
             f"c has shape {describe_shapes(c)}, but A has {structure.shape[0]} rows: give c "
             f"the shape {structure.shape}, or one number for all rows."
         )
-    return jax.tree.map(lambda v, s: jnp.asarray(v, s.dtype), c, structure)
+
+    def converted(rows: np.ndarray, like: jax.ShapeDtypeStruct) -> Array:
+        require_range(rows, "c", like.dtype)
+        return to_device(rows, like.dtype)
+
+    return jax.tree.map(converted, c, structure)
 
 
 def _as_map(A: Any) -> AbstractMap:
@@ -106,25 +116,30 @@ def _as_map(A: Any) -> AbstractMap:
         require_finite(eqx.filter(A, eqx.is_array), "A")
         return operator_map(A)
     if isinstance(A, BCOO):
+        _require_matrix(A)
         A = bcoo_to_scipy(A)
     if scipy.sparse.issparse(A):
         entries: Any = A
-        _require_real(entries.dtype)
-        require_finite(entries.tocoo().data, "A")
+        _require_matrix(entries)
+        as_real_array(entries.tocoo().data, "A")
         return sparse_map(A, jnp.result_type(float))
     if not hasattr(A, "__array__") and not isinstance(A, list | tuple):
         raise ValueError(
             f"A must be a matrix, a sparse matrix or a Lineax operator, got {type(A).__name__}."
         )
-    matrix = np.asarray(A)
-    if matrix.ndim != 2:
-        raise ValueError(f"A must be a matrix (two axes), got shape {matrix.shape}.")
-    _require_real(matrix.dtype)
-    require_finite(matrix, "A")
-    dtype = A.dtype if isinstance(A, jax.Array) and matrix.dtype.kind == "f" else float
-    return DenseMap(matrix, jnp.result_type(dtype))
+    try:
+        matrix = np.asarray(A)
+    except (TypeError, ValueError) as error:
+        raise ValueError("A must be a matrix of real numbers with rows of one length.") from error
+    _require_matrix(matrix)
+    dtype = A.dtype if isinstance(A, jax.Array) and jnp.issubdtype(A.dtype, jnp.floating) else float
+    dtype = working_type(dtype)
+    as_real_array(A, "A", dtype=dtype)
+    return DenseMap(matrix, dtype)
 
 
-def _require_real(dtype: np.dtype) -> None:
-    if dtype.kind not in "fiub":
-        raise ValueError(f"A must hold real numbers, got dtype {dtype}.")
+def _require_matrix(A: Any) -> None:
+    if A.ndim != 2:
+        raise ValueError(f"A must be a matrix (two axes), got shape {A.shape}.")
+    if not is_real(A.dtype):
+        raise ValueError(f"A must hold real numbers, got dtype {A.dtype}.")

@@ -1,17 +1,26 @@
 """Agreement between clients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
-from aipod._misc.tree import all_finite
+from aipod._misc.tree import to_device
 from aipod.sets._agreement import AbstractAgreement, AbstractRound, bytes_of_one_client
-from aipod.sets._inputs import require_concrete, total_size
+from aipod.sets._inputs import (
+    as_number,
+    real_array,
+    require_concrete,
+    require_range,
+    total_size,
+)
 from aipod.sets._set import AbstractSet
+from aipod.sets._types import typed_like, widened
 
 
 def _beside(weights: Array, leaf: Array) -> Array:
@@ -35,7 +44,7 @@ class Consensus(AbstractAgreement):
     **Arguments:**
 
     - `weights`: one positive number for each client; only their ratios count.
-    - `participation`: the share of clients in each round, in (0, 1].
+    - `participation`: the share of clients in each round, in (0, 1]; at least two clients.
 
     !!! example
         ```python
@@ -47,62 +56,59 @@ class Consensus(AbstractAgreement):
     participation: float = eqx.field(static=True)
 
     def __init__(self, weights: ArrayLike | None = None, participation: float = 1.0) -> None:
-        if not 0 < participation <= 1:
-            raise ValueError(
-                f"participation must be a share of the clients in (0, 1], got {participation}."
-            )
-        self.participation = float(participation)
-        if weights is None:
-            self.weights = None
-            return
-        require_concrete(weights, "Consensus")
-        value = jnp.asarray(weights, float)
-        if value.ndim != 1 or not bool(jnp.all(value > 0)) or not all_finite(value):
-            raise ValueError(
-                "weights must be a vector with one positive number for each client; leave a "
-                "client out of the federation rather than giving it weight 0."
-            )
-        self.weights = value / jnp.sum(value)
+        self.participation = _as_share(participation)
+        self.weights = None if weights is None else _as_weights(weights)
 
-    def _over_clients(self, combine: Callable[[Array], Array], tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(combine(leaf), leaf.shape), tree)
+    def _each(self, function: Callable[[Array], Array], tree: PyTree) -> PyTree:
+        """A function of every leaf, in working precision."""
+        self._require_clients(tree, "this set")
+        return typed_like(jax.tree.map(function, widened(tree)), tree)
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self.tangent(y)
 
     def tangent(self, v: PyTree) -> PyTree:
-        if self.weights is None:
-            return self._over_clients(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), v)
         weights = self.weights
-        return self._over_clients(
-            lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)[None], v
-        )
+
+        def mean(leaf: Array) -> Array:
+            if weights is None:
+                average = jnp.mean(leaf, axis=0, keepdims=True)
+            else:
+                average = jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)[None]
+            return jnp.broadcast_to(average, leaf.shape)
+
+        return self._each(mean, v)
 
     def cotangent(self, gradient: PyTree) -> PyTree:
-        if self.weights is None:
-            return self.tangent(gradient)
         weights = self.weights
-        return jax.tree.map(
+        if weights is None:
+            return self.tangent(gradient)
+        return self._each(
             lambda leaf: _beside(weights, leaf) * jnp.sum(leaf, axis=0, keepdims=True), gradient
         )
 
     def riesz(self, gradient: PyTree) -> PyTree:
-        if self.weights is None:
-            return gradient
         weights = self.weights
-        return jax.tree.map(lambda leaf: leaf / (leaf.shape[0] * _beside(weights, leaf)), gradient)
+        if weights is None:
+            return gradient
+        return self._each(lambda leaf: leaf / (leaf.shape[0] * _beside(weights, leaf)), gradient)
 
     @property
     def everyone(self) -> bool:
         return self.participation == 1
 
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
-        clients = jnp.shape(jax.tree.leaves(point)[0])[0]
-        rank = total_size(point) // clients * (clients - 1)
+        clients = self._require_clients(point, "this set")
+        rank = total_size(point) // clients * (clients - 1) if clients else 0
         return rank, rank
 
     def message_size(self, y: PyTree) -> int:
+        self._require_clients(y, "this set")
         return round(self.participation * bytes_of_one_client(y))
+
+    def present(self, clients: int) -> int:
+        """How many of the clients take part in a round."""
+        return max(1, round(self.participation * clients))
 
     def for_round(self, key: PRNGKeyArray) -> AbstractSet:
         return self if self.participation == 1 else _SomeClients(self, key)
@@ -111,9 +117,24 @@ class Consensus(AbstractAgreement):
         return optax.tree.sub(y, self.project(y))
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(y)]
+        clients = self._require_clients(y, name)
+        if not clients:
+            raise ValueError(f"{name} is Consensus, but the point holds no clients.")
+        if self.present(clients) == 1 < clients:
+            # The corrections of all clients sum to zero, and absent clients keep theirs. So the
+            # only client present cannot change its own: ProxSkip would never correct anything.
+            enough = f"{2 / clients:.3g} or more" if clients > 2 else "1"
+            raise ValueError(
+                f"{name} is Consensus with participation={self.participation:.3g}: only one of "
+                f"{clients} clients would take part in a round, and one alone cannot correct its "
+                f"drift. Choose participation={enough}, so that at least two take part."
+            )
+
+    def _require_clients(self, tree: PyTree, name: str) -> int:
+        """The number of clients; 0 where a tree has no leaves."""
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
         counts = {shape[0] if shape else None for shape in shapes}
-        if self.weights is not None:
+        if self.weights is not None and shapes:
             counts.add(self.weights.shape[0])
         if len(counts) > 1 or None in counts:
             weighted = "" if self.weights is None else f" for {self.weights.shape[0]} weights"
@@ -121,6 +142,38 @@ class Consensus(AbstractAgreement):
                 f"{name} is Consensus{weighted}: the leading axis of every leaf must be the client "
                 f"axis, of one length, but the shapes are {shapes}."
             )
+        return counts.pop() or 0 if counts else 0
+
+
+def _as_share(participation: Any) -> float:
+    try:
+        share = as_number(participation, "participation")
+    except ValueError:
+        share = float("nan")
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"participation must be a share of the clients in (0, 1], got {participation!r}."
+        )
+    return share
+
+
+def _as_weights(weights: ArrayLike) -> Array:
+    """The weights, divided by their sum."""
+    require_concrete(weights, "Consensus")
+    array = real_array(weights, "weights")
+    if array.ndim != 1 or array.size == 0 or not np.all((array > 0) & np.isfinite(array)):
+        raise ValueError(
+            "weights must be a vector with one positive number for each client; leave a "
+            "client out of the federation rather than giving it weight 0."
+        )
+    require_range(array, "weights", jnp.result_type(float))
+    value = to_device(array)
+    shares = value / jnp.sum(value)
+    if not bool(jnp.all(shares > 0)):
+        raise ValueError(
+            f"weights divided by their sum do not fit {value.dtype}: bring them nearer to 1."
+        )
+    return shares
 
 
 class _SomeClients(AbstractRound):
@@ -131,8 +184,7 @@ class _SomeClients(AbstractRound):
 
     def _present(self, clients: int) -> Array:
         """1 for each client in the round, else 0."""
-        count = max(1, round(self.base.participation * clients))
-        chosen = jax.random.permutation(self.key, clients)[:count]
+        chosen = jax.random.permutation(self.key, clients)[: self.base.present(clients)]
         return jnp.zeros(clients).at[chosen].set(1.0)
 
     def _shares(self, clients: int) -> Array:
@@ -149,7 +201,7 @@ class _SomeClients(AbstractRound):
             shares = self._shares(leaf.shape[0])
             return self._combine(shares / jnp.sum(shares), leaf)
 
-        return jax.tree.map(average, y)
+        return self.base._each(average, y)
 
     def tangent(self, v: PyTree) -> PyTree:
         def estimate(leaf: Array) -> Array:
@@ -157,7 +209,7 @@ class _SomeClients(AbstractRound):
             present = self._present(clients)
             return self._combine(self._shares(clients) * clients / jnp.sum(present), leaf)
 
-        return jax.tree.map(estimate, v)
+        return self.base._each(estimate, v)
 
     def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
         def choose(a: Array, b: Array) -> Array:

@@ -8,7 +8,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import ArrayLike, PyTree
 
-from aipod.sets._inputs import describe_shapes, require_concrete, require_finite
+from aipod._misc.tree import to_device
+from aipod.sets._inputs import as_real_array, describe_shapes, require_concrete
 from aipod.sets._iterative import sparse_map
 from aipod.sets._linear import AbstractMap, DenseMap, StackedMap
 from aipod.sets._linear_set import AbstractLinearSet, Equations
@@ -49,24 +50,17 @@ class Flow(AbstractLinearSet):
         coupling: Callable[[PyTree], PyTree] | None = None,
     ) -> None:
         require_concrete((senders, receivers, demand), "Flow")
-        require_finite(demand, "demand")
-        tail, head = np.asarray(senders), np.asarray(receivers)
-        target = jnp.asarray(demand, float)
-        if target.ndim not in (1, 2):
+        target = to_device(as_real_array(demand, "demand"))
+        if target.ndim not in (1, 2) or 0 in target.shape:
             raise ValueError(
                 f"demand must have shape (nodes,) or (commodities, nodes), got {target.shape}."
             )
         nodes = target.shape[-1]
-        if tail.ndim != 1 or tail.shape != head.shape or tail.dtype.kind not in "iu":
+        tail, head = _as_nodes(senders, "senders", nodes), _as_nodes(receivers, "receivers", nodes)
+        if tail.shape != head.shape:
             raise ValueError(
                 "senders and receivers must be two integer vectors of one length, one entry for "
                 f"each edge; their shapes are {tail.shape} and {head.shape}."
-            )
-        if tail.size and not (
-            0 <= min(tail.min(), head.min()) <= max(tail.max(), head.max()) < nodes
-        ):
-            raise ValueError(
-                f"senders and receivers must name nodes 0 to {nodes - 1}: demand has {nodes} nodes."
             )
         map = self._incidence(tail, head, nodes)
         if target.ndim == 2:
@@ -97,3 +91,19 @@ class Flow(AbstractLinearSet):
                 f"a flow on this graph is one array of shape {shape}, got {describe_shapes(y)}."
             )
         return leaves[0], lambda flat: jax.tree.unflatten(structure, [flat])
+
+
+def _as_nodes(value: ArrayLike, name: str, nodes: int) -> np.ndarray:
+    """One end of every edge."""
+    found = as_real_array(value, name)
+    # An empty list has no integers that would make it a vector of integers.
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ValueError(
+            "senders and receivers must be two integer vectors of one length, one entry for each "
+            f"edge; {name} has shape {found.shape} and type {found.dtype}."
+        )
+    if found.size and not 0 <= found.min() <= found.max() < nodes:
+        raise ValueError(
+            f"senders and receivers must name nodes 0 to {nodes - 1}: demand has {nodes} nodes."
+        )
+    return found.astype(np.int64)

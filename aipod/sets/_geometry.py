@@ -49,6 +49,19 @@ class AbstractGeometry(eqx.Module):
         """How many constraints the set puts on a point, and their rank; None where unknown."""
         return None, None
 
+    def emptiness(self, x: PyTree = None, like: PyTree = None) -> Array:
+        """How far the set is from having a point at x: min_y |A y + h(x) - c| over the size of c.
+
+        Relative, in the largest entry; rounding error where the set has a point, and 0 where it
+        always has one. A coupling can leave the range of A while x moves: `project` then returns a
+        point that misses the constraint by this much. Usable under jit.
+
+        **Arguments:**
+
+        - `like`: a point, for sets that need to know its shape.
+        """
+        return jnp.zeros(())
+
     def follow(self, y: PyTree, x: PyTree) -> PyTree:
         """y + anchor(x) - stop_gradient(anchor(x)): y, moving with x as a point of the set does."""
         if not self.coupled:

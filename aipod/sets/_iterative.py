@@ -12,7 +12,9 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 from jaxtyping import Array, Float, PyTree
 
-from aipod.sets._linear import AbstractMap
+from aipod.sets._inputs import largest, require_range
+from aipod.sets._linear import AbstractMap, too_small
+from aipod.sets._types import typed_like
 
 
 class IterativeMap(AbstractMap):
@@ -20,7 +22,7 @@ class IterativeMap(AbstractMap):
 
     LSMR started at zero ends in the solution of least norm, for any rank. Acts on pytrees with
     the structure of the operator, whose rows may have been divided by `row_scale`. Solutions are
-    kept as they are, without coordinates.
+    kept as they are, without coordinates. Everything is computed in the operator's data types.
     """
 
     operator: lx.AbstractLinearOperator
@@ -41,10 +43,11 @@ class IterativeMap(AbstractMap):
         return self.operator.out_structure()
 
     def mv(self, v: PyTree) -> PyTree:
-        image = self.operator.mv(v)
+        image = self.operator.mv(typed_like(v, self.in_structure))
         return image if self.row_scale is None else image * self.row_scale
 
     def solve(self, b: PyTree) -> PyTree:
+        b = typed_like(b, self.out_structure)
         return self._least_norm(b if self.row_scale is None else b / self.row_scale)
 
     def solve_known(self, b: PyTree, *, stacked: bool = False) -> tuple[PyTree, PyTree]:
@@ -62,6 +65,7 @@ class IterativeMap(AbstractMap):
         return None
 
     def tangent(self, v: PyTree) -> PyTree:
+        v = typed_like(v, self.in_structure)
         # The second pass removes what the first has left of the row space.
         once = optax.tree.sub(v, self._least_norm(self.operator.mv(v)))
         return optax.tree.sub(once, self._least_norm(self.operator.mv(once)))
@@ -105,8 +109,10 @@ def sparse_map(matrix: Any, dtype: Any) -> IterativeMap:
     """
     csr = scipy.sparse.csr_array(matrix, dtype=np.float64)
     csr.sum_duplicates()
-    norms = np.sqrt(np.asarray(csr.multiply(csr).sum(axis=1)).ravel())
-    norms = np.where(norms > 0, norms, 1.0)
+    norms = _row_norms(csr)
+    require_range(norms, "A", dtype)
+    if norms.size and norms.min() < float(jnp.finfo(dtype).tiny):
+        raise ValueError(too_small(dtype))
     coo = scipy.sparse.coo_array(scipy.sparse.diags_array(1 / norms) @ csr)
     order = np.lexsort((coo.col, coo.row))
     product = _SparseProduct(
@@ -122,17 +128,41 @@ def sparse_map(matrix: Any, dtype: Any) -> IterativeMap:
     return operator_map(operator, jnp.asarray(norms, dtype))
 
 
+def _row_norms(csr: scipy.sparse.csr_array) -> np.ndarray:
+    """The lengths of the rows; 1 for rows of zeros."""
+    # In units of a power of two near the largest entry the squares neither overflow nor vanish,
+    # and no digit changes.
+    unit = np.ldexp(1.0, int(np.frexp(largest(csr.data))[1]))
+    scaled = csr / unit
+    norms = unit * np.sqrt(np.asarray(scaled.multiply(scaled).sum(axis=1)).ravel())
+    return np.where(norms > 0, norms, 1.0)
+
+
 def operator_map(
     operator: lx.AbstractLinearOperator, row_scale: Array | None = None
 ) -> IterativeMap:
     """An `IterativeMap` of a Lineax operator."""
-    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(operator.in_structure()))).eps)
+    structures = operator.in_structure(), operator.out_structure()
+    types = {str(s.dtype) for s in jax.tree.leaves(structures)}
+    # Lineax's LSMR works in JAX's default type alone.
+    default = str(jnp.result_type(float))
+    if types != {default}:
+        raise ValueError(
+            f"A must be an operator on {default}, got {', '.join(sorted(types)) or 'no arrays'}: "
+            "convert its entries, as in lineax.MatrixLinearOperator(matrix.astype(float))."
+        )
+    eps = float(jnp.finfo(default).eps)
     size = sum(s.size for s in jax.tree.leaves(operator.in_structure()))
     steps = max(1000, min(4 * size, 100_000))
     return IterativeMap(operator, row_scale, rtol=10 * eps, max_steps=steps)
 
 
 def bcoo_to_scipy(matrix: BCOO) -> Any:
+    if matrix.n_sparse != 2:
+        raise ValueError(
+            "A must be a BCOO matrix with two sparse axes: make it with BCOO.fromdense(matrix), "
+            "without n_batch or n_dense."
+        )
     indices = np.asarray(matrix.indices)
     coordinates = (indices[:, 0], indices[:, 1])
     return scipy.sparse.coo_array((np.asarray(matrix.data), coordinates), shape=matrix.shape)

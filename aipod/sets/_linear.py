@@ -66,6 +66,13 @@ class AbstractMap(eqx.Module):
         """A^+ H in coordinates; None where that would take one solve for each column of H."""
 
 
+def too_small(dtype: Any) -> str:
+    return (
+        f"A is so small that its inverse does not fit {jnp.dtype(dtype)}: multiply A, c and the "
+        "coupling by one large factor, which leaves the set as it is."
+    )
+
+
 def _by_rows(v: Float[Array, "*b r"], matrix: Float[Array, "d r"]) -> Float[Array, "*b d"]:
     """v @ matrix.T without the transposed copy of the matrix that XLA would make every time."""
     return jax.lax.dot_general(v, matrix, (((v.ndim - 1,), (1,)), ((), ())))
@@ -96,8 +103,10 @@ class DenseMap(AbstractMap):
                 wide, full_matrices=rows < columns, check_finite=False
             )
         top = values[0] if values.size else 0.0
-        eps = np.finfo(matrix.dtype if matrix.dtype.kind == "f" else np.float64).eps
-        rank = int(np.sum(values > max(rows, columns) * eps * top))
+        kind = matrix.dtype if jnp.issubdtype(matrix.dtype, jnp.floating) else np.float64
+        rank = int(np.sum(values > max(rows, columns) * float(jnp.finfo(kind).eps) * top))
+        if rank and not 1 / float(jnp.finfo(dtype).max) < values[rank - 1]:
+            raise ValueError(too_small(dtype))
         self.matrix = to_device(wide, dtype)
         self.scaled_left = to_device(left[:, :rank] / values[:rank], dtype)
         self.row = to_device(right[:rank].T, dtype)

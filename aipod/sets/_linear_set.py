@@ -1,6 +1,7 @@
 """What all sets {y : A y + h(x) = c} with a linear map A share."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Self
 
@@ -16,6 +17,7 @@ from aipod.sets._inputs import largest, total_size
 from aipod.sets._linear import AbstractMap
 from aipod.sets._right import LinearCoupling, RightHandSide
 from aipod.sets._set import AbstractSet
+from aipod.sets._types import tolerance, typed_like, unified
 
 
 class Equations(eqx.Module):
@@ -41,6 +43,10 @@ class Equations(eqx.Module):
         elif isinstance(right.coupling, LinearCoupling):
             self.reduced = _reduced(map, right.target, right.coupling.matrix)
 
+    @property
+    def coupled(self) -> bool:
+        return self.right.coupling is not None
+
     def solution(self, x: PyTree) -> PyTree:
         """A^+ (c - h(x)), in the coordinates of the map."""
         if self.particular is not None:
@@ -48,7 +54,10 @@ class Equations(eqx.Module):
         if self.reduced is None or x is None:
             return self.map.solve(self.right.at(x))
         base, slope = self.reduced
-        return base - slope @ ravel_pytree(x)[0]
+        flat = ravel_pytree(x)[0]
+        if flat.shape != slope.shape[1:]:
+            self.right.at(x)  # says what is wrong
+        return base - slope @ flat
 
     def fixed(self, x: PyTree) -> "Equations":
         """The same equations with x fixed."""
@@ -59,13 +68,19 @@ class Equations(eqx.Module):
             is_leaf=lambda leaf: leaf is None,
         )
 
-    def require_solution(self, right: PyTree, name: str) -> PyTree:
-        """The particular solution for a right-hand side, or `ValueError` when there is none."""
+    def emptiness(self, x: PyTree) -> Array:
+        """By how much the nearest y misses A y + h(x) = c, relative to c and c - h(x)."""
+        right = self.right.at(x)
+        miss = optax.tree.sub(self.map.mv(self.map.lift(self.solution(x))), right)
+        scale = jnp.maximum(_largest(right), _largest(self.right.target))
+        return jnp.where(scale == 0, 0.0, _largest(miss) / jnp.where(scale == 0, 1.0, scale))
+
+    def require_solution(self, right: PyTree, name: str, x: PyTree = None) -> PyTree:
+        """The particular solution for c - h(x), or `ValueError` when there is none."""
         particular, miss = self.map.solve_known(right)
         # Relative to c as well: c - h(x) may be rounding error of a much larger c.
         worst, scale = largest(miss), max(largest(right), largest(self.right.target))
-        eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(right))).eps)
-        if not worst <= 100 * eps**0.75 * scale:
+        if not worst <= tolerance((right, x)) * scale:
             raise ValueError(
                 f"{name} is empty: no y satisfies A y + h(x) = c (the nearest misses by "
                 f"{worst:.3g}). Make c - h(x) lie in the range of A: rows of A that repeat each "
@@ -75,11 +90,9 @@ class Equations(eqx.Module):
 
     def check(self, x: PyTree, name: str) -> None:
         """Raises `ValueError` when h(x) does not fit, or when there is no solution at x."""
-        if self.right.coupling is None:
-            return
-        jax.eval_shape(self.right.at, x)
-        if is_concrete((self, x)):
-            self.require_solution(self.right.known_at(x), f"{name} at the given x")
+        right = self.right.check(x, name)
+        if self.coupled and right is not None and is_concrete(self):
+            self.require_solution(right, f"{name} at the given x", x)
 
 
 def _reduced(map: AbstractMap, target: PyTree, matrix: Array) -> tuple[Array, Array] | None:
@@ -88,6 +101,12 @@ def _reduced(map: AbstractMap, target: PyTree, matrix: Array) -> tuple[Array, Ar
         return None
     slope = map.pull(matrix)
     return None if slope is None else (map.solve_known(target)[0], slope)
+
+
+def _largest(tree: PyTree) -> Array:
+    """The largest absolute value in a tree, also under jit."""
+    parts = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.maximum, parts)
 
 
 class AbstractLinearSet(AbstractSet):
@@ -111,25 +130,33 @@ class AbstractLinearSet(AbstractSet):
 
     @property
     def coupled(self) -> bool:
-        return self.equations.right.coupling is not None
+        return self.equations.coupled
 
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
         return total_size(self.equations.right.target), self.rank
 
+    def _taken(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+        """`_flatten` in working precision; the way back leads to the data types of y."""
+        flat, restore = self._flatten(unified(y))
+        return flat, lambda flat: typed_like(restore(flat), y)
+
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
-        flat, restore = self._flatten(y)
+        flat, restore = self._taken(y)
         return restore(self.map.project(flat, self.equations.solution(x)))
 
     def tangent(self, v: PyTree) -> PyTree:
-        flat, restore = self._flatten(v)
+        flat, restore = self._taken(v)
         return restore(self.map.tangent(flat))
 
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
         particular = self.map.lift(self.equations.solution(x))
-        return particular if like is None else self._flatten(like)[1](particular)
+        return particular if like is None else self._taken(like)[1](particular)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
-        return optax.tree.sub(self.map.mv(self._flatten(y)[0]), self.equations.right.at(x))
+        return optax.tree.sub(self.map.mv(self._taken(y)[0]), self.equations.right.at(x))
+
+    def emptiness(self, x: PyTree = None, like: PyTree = None) -> Array:
+        return self.equations.emptiness(x)
 
     def at(self, x: PyTree) -> Self:
         if not self.coupled:
@@ -140,5 +167,5 @@ class AbstractLinearSet(AbstractSet):
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.map.in_structure)
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
-        self._flatten(y)
+        self._taken(y)
         self.equations.check(x, name)

@@ -1,10 +1,12 @@
 """One set for each part of a container."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jaxtyping import PRNGKeyArray, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.sets._set import AbstractSet
 
@@ -27,35 +29,55 @@ class Product(AbstractSet):
     parts: Any
 
     def __init__(self, parts: Mapping[str, AbstractSet] | Sequence[AbstractSet]) -> None:
+        if isinstance(parts, Mapping) and len({type(key) for key in parts}) > 1:
+            raise ValueError(
+                f"the keys of a Product must be of one type, which JAX can sort: {list(parts)}."
+            )
         if isinstance(parts, Mapping):
             self.parts = dict(parts)
+        elif isinstance(parts, list):
+            self.parts = list(parts)
         else:
-            self.parts = type(parts)(parts) if isinstance(parts, list) else tuple(parts)
+            self.parts = tuple(parts) if isinstance(parts, Iterable) else ()
         if not self.sets() or not all(isinstance(s, AbstractSet) for s in self.sets()):
-            raise ValueError("Product takes at least one set for each part, as in {'w': Free()}.")
+            raise ValueError(
+                "Product takes at least one set for each part, as in {'w': Free()}; a part that is "
+                "a container itself takes a Product."
+            )
 
     def sets(self) -> list[AbstractSet]:
         """The sets, in the order of the parts."""
-        return list(self.parts.values()) if isinstance(self.parts, dict) else list(self.parts)
+        return list(self._labelled().values())
+
+    def _labelled(self) -> dict[Any, AbstractSet]:
+        """The sets by their key, or by their number in a list."""
+        return self.parts if isinstance(self.parts, dict) else dict(enumerate(self.parts))
+
+    def _parts_of(self, tree: PyTree) -> dict[Any, PyTree]:
+        """The parts of a point by the same keys or numbers."""
+        if isinstance(self.parts, dict):
+            if not isinstance(tree, Mapping) or set(tree) != set(self.parts):
+                keys = sorted(tree) if isinstance(tree, Mapping) else type(tree).__name__
+                raise ValueError(
+                    f"a Product over {sorted(self.parts)} got {keys}: give every part of the "
+                    "point a set, aipod.Free() where it is unconstrained."
+                )
+            return dict(tree)
+        if not isinstance(tree, list | tuple) or len(tree) != len(self.parts):
+            raise ValueError(
+                f"a Product of {len(self.parts)} sets needs a list or tuple of as many parts."
+            )
+        return dict(enumerate(tree))
+
+    def _answers(self, function: Callable[..., Any], *trees: PyTree) -> dict[Any, Any]:
+        """function(set, part, ...) for every part."""
+        parts = [self._parts_of(tree) for tree in trees]
+        return {k: function(s, *(part[k] for part in parts)) for k, s in self._labelled().items()}
 
     def _each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
-        """function(set, part, ...) for every part, in the container of the parts."""
-        if isinstance(self.parts, dict):
-            for tree in trees:
-                if not isinstance(tree, Mapping) or set(tree) != set(self.parts):
-                    keys = sorted(tree) if isinstance(tree, Mapping) else type(tree).__name__
-                    raise ValueError(
-                        f"a Product over {sorted(self.parts)} got {keys}: give every part of the "
-                        "point a set, aipod.Free() where it is unconstrained."
-                    )
-            return {k: function(s, *(t[k] for t in trees)) for k, s in self.parts.items()}
-        for tree in trees:
-            if not isinstance(tree, list | tuple) or len(tree) != len(self.parts):
-                raise ValueError(
-                    f"a Product of {len(self.parts)} sets needs a list or tuple of as many parts."
-                )
-        out = [function(s, *args) for s, *args in zip(self.parts, *trees, strict=True)]
-        return type(trees[0])(out) if trees else type(self.parts)(out)
+        """`_answers` in the container of the first tree, or else in that of the sets."""
+        answers = self._answers(function, *trees)
+        return _like_container(trees[0] if trees else self.parts, answers)
 
     @property
     def coupled(self) -> bool:
@@ -66,9 +88,8 @@ class Product(AbstractSet):
         return any(s.constrained for s in self.sets())
 
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
-        found = self._each(lambda s, part: s.constraints(part), point)
-        pairs = found.values() if isinstance(found, dict) else found
-        counts, ranks = zip(*pairs, strict=True)
+        found = self._answers(lambda s, part: s.constraints(part), point).values()
+        counts, ranks = zip(*found, strict=True)
         return _total(counts), _total(ranks)
 
     @property
@@ -89,7 +110,7 @@ class Product(AbstractSet):
         return self._each(lambda s, a, b: s.keep_absent(a, b), new, old)
 
     def message_size(self, y: PyTree) -> int:
-        return sum(jax.tree.leaves(self._each(lambda s, part: s.message_size(part), y)))
+        return sum(self._answers(lambda s, part: s.message_size(part), y).values())
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self._each(lambda s, part: s.project(part, x), y)
@@ -111,6 +132,13 @@ class Product(AbstractSet):
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self._each(lambda s, part: s.residual(part, x), y)
 
+    def emptiness(self, x: PyTree = None, like: PyTree = None) -> Array:
+        if like is None:
+            found = self._answers(lambda s: s.emptiness(x))
+        else:
+            found = self._answers(lambda s, part: s.emptiness(x, part), like)
+        return functools.reduce(jnp.maximum, found.values())
+
     def at(self, x: PyTree) -> "Product":
         return Product(self._each(lambda s: s.at(x)))
 
@@ -118,12 +146,25 @@ class Product(AbstractSet):
         return self._each(lambda s, part: s.follow(part, x), y)
 
     def example(self) -> PyTree | None:
-        examples = self._each(lambda s: s.example())
-        values = examples.values() if isinstance(examples, dict) else examples
-        return None if any(value is None for value in values) else examples
+        known = self._answers(lambda s: s.example())
+        return (
+            None
+            if any(part is None for part in known.values())
+            else _like_container(self.parts, known)
+        )
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
-        self._each(lambda s, part: s.check(part, x, name=f"a part of {name}"), y)
+        self._answers(lambda s, part: s.check(part, x, name=f"a part of {name}"), y)
+
+
+def _like_container(container: Any, answers: dict[Any, Any]) -> Any:
+    """The answers in a container of the same type; also in a named tuple or an ordered dict."""
+    parts, structure = jax.tree_util.tree_flatten_with_path(
+        container, is_leaf=lambda node: node is not container
+    )
+    if isinstance(container, Mapping):
+        return jax.tree.unflatten(structure, [answers[path[0].key] for path, _ in parts])
+    return jax.tree.unflatten(structure, answers.values())
 
 
 def _total(counts: tuple[int | None, ...]) -> int | None:

@@ -26,7 +26,8 @@ class AbstractSet(AbstractGeometry, AbstractClients):
     orthogonal in the usual inner product, and that has no clients.
 
     - A set that moves with x: `coupled` returns True. `follow` and `at` then work as they are;
-        override `at(x)` where fixing x saves work.
+        override `at(x)` where fixing x saves work, and `emptiness(x, like)` where the set has no
+        point for some x.
     - A projection that is orthogonal in another inner product: `cotangent`, `riesz`.
     - What `aipod.check` and the solvers report: `constrained`, `constraints(point)`, `example()`,
         `check(y, x, name=...)`.

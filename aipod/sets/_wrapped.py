@@ -93,6 +93,9 @@ class Fixed(AbstractWrapped):
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self.base.residual(y, self.x)
 
+    def emptiness(self, x: PyTree = None, like: PyTree = None) -> Array:
+        return self.base.emptiness(self.x, like)
+
     def directions(self) -> AbstractSet:
         return self.base.directions()
 

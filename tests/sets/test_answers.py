@@ -20,20 +20,23 @@ Y = jnp.array([1.0, 2.0, 5.0])
 CLIENTS = {"a": jnp.zeros((4, 2)), "b": jnp.zeros((4, 3, 1))}
 
 
-class Palindromes(AbstractSet):
-    """The four methods that a set must answer, and no more."""
+SIGNS = jnp.array([1.0, -1.0, 1.0])
+
+
+class Balanced(AbstractSet):
+    """{y : y[0] - y[1] + y[2] = 0}, with the four methods that a set must answer and no more."""
 
     def project(self, y, x=None):
-        return (y + y[::-1]) / 2
+        return self.tangent(y)
 
     def tangent(self, v):
-        return (v + v[::-1]) / 2
+        return v - SIGNS * (SIGNS @ v) / 3
 
     def anchor(self, x=None, *, like=None):
-        return jnp.zeros(()) if like is None else jnp.zeros_like(like)
+        return 0.0 * (SIGNS if like is None else like)
 
     def residual(self, y, x=None):
-        return y - y[::-1]
+        return SIGNS @ y
 
 
 class Shifted(AbstractSet):
@@ -67,8 +70,8 @@ class Shifted(AbstractSet):
         (aipod.Consensus(), CLIENTS, (15, 15)),
         (aipod.Flow([0, 1], [1, 0], np.zeros((3, 2))), jnp.zeros((3, 2)), (6, 3)),
         (aipod.Product([aipod.Budget(1.0), aipod.Consensus()]), [Y, CLIENTS], (16, 16)),
-        (aipod.Product({"a": aipod.Free(), "b": Palindromes()}), {"a": Y, "b": Y}, (None, None)),
-        (Palindromes(), Y, (None, None)),
+        (aipod.Product({"a": aipod.Free(), "b": Balanced()}), {"a": Y, "b": Y}, (None, None)),
+        (Balanced(), Y, (None, None)),
         (aipod.Affine(A, 0.0).directions(), Y, (2, 1)),
     ],
 )
@@ -82,7 +85,7 @@ def test_only_the_whole_space_is_not_constrained():
     assert not free.directions().constrained
     assert not aipod.Product([free, aipod.Product({"a": free})]).constrained
     assert aipod.Product([free, aipod.Product({"a": budget})]).constrained
-    for made in (budget, aipod.Affine(A), aipod.Consensus(), Palindromes()):
+    for made in (budget, aipod.Affine(A), aipod.Consensus(), Balanced()):
         assert made.constrained
 
 
@@ -91,7 +94,7 @@ def test_everyone_is_consensus_without_absent_clients():
     assert aipod.Consensus([1.0, 2.0]).everyone
     assert not aipod.Consensus(participation=0.5).everyone
     assert not aipod.Product([aipod.Consensus()]).everyone
-    for made in (aipod.Free(), aipod.Budget(1.0), aipod.Affine(A), Palindromes()):
+    for made in (aipod.Free(), aipod.Budget(1.0), aipod.Affine(A), Balanced()):
         assert not made.everyone
 
 
@@ -99,14 +102,14 @@ def test_a_set_of_one_s_own_solves_a_problem():
     problem = aipod.Bilevel(
         upper=lambda x, y, _: jnp.sum((y - 1.0) ** 2) + jnp.sum(x**2),
         lower=lambda x, y, _: 0.5 * jnp.sum((y - x) ** 2),
-        lower_set=Palindromes(),
+        lower_set=Balanced(),
     )
     assert aipod.check(problem, Y, Y, key=jax.random.key(0)).ok
     solver = aipod.EAiPOD(upper_lr=0.2, lower_lr=0.5, lower_prob=0.5, lower_steps=5)
     solution = aipod.solve(problem, solver, Y, Y, steps=60, key=jax.random.key(0))
-    # y* = (x + its mirror image) / 2, so x is drawn to 1/2 along palindromes and to 0 across them.
-    np.testing.assert_allclose(solution.x, jnp.full(3, 0.5), atol=1e-4)
-    assert jnp.max(jnp.abs(Palindromes().residual(solution.y))) < 1e-6
+    # y* = P x, so F = |P x - 1|^2 + |x|^2 is smallest at P 1 / 2.
+    np.testing.assert_allclose(solution.x, jnp.array([1.0, 2.0, 1.0]) / 3, atol=1e-4)
+    assert jnp.abs(Balanced().residual(solution.y)) < 1e-6
 
 
 def test_a_set_that_says_only_that_it_moves_can_be_fixed_and_followed():
