@@ -1,0 +1,166 @@
+"""A folder full of things that the command should refuse, each by its name."""
+
+import gzip
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from aipod.runs._folder import RunFolder
+
+GOOD = {
+    "kind": "run",
+    "experiment": "synthetic",
+    "solver": "e-aipod",
+    "seed": 0,
+    "result": "completed",
+    "seconds": 1.0,
+    "last": {"step": 3},
+    "config": {"experiment": "synthetic", "solver": "e-aipod", "seed": 0},
+    "metrics": [{"name": "error", "label": "error", "log": True, "better": "smaller"}],
+    "axes": ["lower_projections", "step"],
+    "environment": {"python": "3.x"},
+}
+COLUMNS = {
+    "step": np.arange(1, 4),
+    "lower_projections": np.arange(1, 4),
+    "error": np.array([3.0, 2.0, 1.0]),
+}
+COMPARISON = {
+    "kind": "comparison",
+    "folders": {"e-aipod": "one"},
+    "panels": [{"title": "", "variants": ["e-aipod"]}],
+}
+CONFIG = 'experiment = "synthetic"\nsteps = 3\n'
+
+
+def run_folder(path: Path, summary=GOOD, columns=COLUMNS, config: str = CONFIG) -> Path:
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    folder.write_config(config)
+    if columns is not None:
+        folder.write_metrics(columns)
+    text = summary if isinstance(summary, str) else json.dumps(summary)
+    (path / "summary.json").write_text(text)
+    return path
+
+
+def without(name: str) -> dict:
+    return {key: value for key, value in GOOD.items() if key != name}
+
+
+SUMMARIES = {
+    "text": '"a run"',
+    "list": "[1, 2]",
+    "null": "null",
+    "deep": "[" * 100_000,
+    "digits": '{"kind": ' + "9" * 5000 + "}",
+    "no-config": without("config"),
+    "no-metrics": without("metrics"),
+    "no-seed": without("seed"),
+    "no-environment": without("environment"),
+    "odd-metrics": GOOD | {"metrics": [1]},
+    "odd-axes": GOOD | {"axes": ["../../etc/passwd"]},
+    "no-axes": GOOD | {"axes": []},
+    "odd-config": GOOD | {"config": [1]},
+    "odd-experiment": GOOD | {"experiment": {"a": 1}},
+    "other-metrics": GOOD | {"metrics": [GOOD["metrics"][0] | {"name": "nothing"}]},
+}
+COMPARISONS = {
+    "no-folders": {"kind": "comparison", "panels": []},
+    "no-panels": {"kind": "comparison", "folders": {}},
+    "odd-panels": COMPARISON | {"panels": [{"title": 3}]},
+    "unknown-variant": COMPARISON | {"panels": [{"title": "", "variants": ["other"]}]},
+    "odd-references": COMPARISON | {"references": [3]},
+}
+METRICS = {
+    "empty": "",
+    "header": "step,lower_projections,error\n",
+    "words": "step,lower_projections,error\none,two,three\n",
+    "ragged": "step,lower_projections,error\n1,2\n",
+    "column": "step\n1\n2\n",
+    "binary": "\x00\x01\x02",
+}
+CONFIGS = {
+    "steps-text": 'experiment = "synthetic"\nsteps = "many"\n',
+    "steps-list": 'experiment = "synthetic"\nsteps = [1, 2]\n',
+    "steps-float": 'experiment = "synthetic"\nsteps = 1.5\n',
+    "steps-date": 'experiment = "synthetic"\nsteps = 1979-05-27\n',
+    "steps-nan": 'experiment = "synthetic"\nsteps = nan\n',
+    "steps-huge": 'experiment = "synthetic"\nsteps = 9999999999999\n',
+    "experiment-number": "experiment = 3\n",
+    "experiment-list": 'experiment = ["synthetic"]\n',
+    "solver-number": 'experiment = "synthetic"\nsolver = 3\n',
+    "solver-list": 'experiment = "synthetic"\nsolver = ["aipod"]\n',
+    "x64-text": 'experiment = "synthetic"\nx64 = "maybe"\n',
+    "seed-text": 'experiment = "synthetic"\nseed = "zero"\n',
+    "prob-list": 'experiment = "synthetic"\nlower_prob = [0.1]\n',
+    "prob-bool": 'experiment = "synthetic"\nlower_prob = true\n',
+    "rank-text": 'experiment = "synthetic"\nlower_rank = "two"\n',
+    "coupled-number": 'experiment = "synthetic"\ncoupled = 7\n',
+    "constraints-list": 'experiment = "synthetic"\nconstraints = ["both"]\n',
+    "optimizer-number": 'experiment = "synthetic"\nupper_optimizer = 3\n',
+    "panel-number": 'experiment = "synthetic"\npanel = 3\n',
+    "panel-list": 'experiment = "synthetic"\npanel = [1]\n',
+    "panel-empty": 'experiment = "synthetic"\npanel = []\n',
+    "panel-variants": 'experiment = "synthetic"\n[[panel]]\ntitle = "a"\nvariants = 3\n',
+    "solvers-number": 'experiment = "synthetic"\nsolvers = 3\n',
+    "solvers-empty": 'experiment = "synthetic"\nsolvers = []\n',
+    "seeds-text": 'experiment = "synthetic"\nseeds = "two"\n',
+}
+
+
+def idx(shape: tuple[int, ...], content: bytes) -> bytes:
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + content
+
+
+def images(path: Path, name: str = "", content: bytes = b"") -> Path:
+    """The four files of a small data set, one of them with other content."""
+    path.mkdir(parents=True)
+    for prefix, count in (("train", 30), ("t10k", 10)):
+        pixels = bytes(i % 251 for i in range(count * 16))
+        labels = bytes(i % 3 for i in range(count))
+        (path / f"{prefix}-images-idx3-ubyte").write_bytes(idx((count, 4, 4), pixels))
+        (path / f"{prefix}-labels-idx1-ubyte").write_bytes(idx((count,), labels))
+    if name:
+        (path / name).write_bytes(content)
+    return path
+
+
+TRAIN = "train-images-idx3-ubyte"
+DATA = {
+    "no-images": idx((0, 4, 4), b""),
+    "no-pixels": idx((30, 0, 0), b""),
+    "huge-header": idx((2**32 - 1,) * 3, b"\x00" * 100),
+    "wrapping-header": idx((2**31, 2**31, 4), b""),
+    "bomb": gzip.compress(idx((30, 4, 4), b"\x00" * 20_000_000)),
+    "huge-bomb": gzip.compress(idx((2**32 - 1,) * 3, b"\x00" * 1_000_000)),
+    "broken-gzip": gzip.compress(idx((30, 4, 4), b"\x07" * 480))[:-9],
+    "noise": bytes(np.random.default_rng(0).integers(0, 256, 500, np.uint8)),
+}
+
+
+def make(place: Path) -> None:
+    for name, summary in SUMMARIES.items():
+        run_folder(place / f"summary-{name}", summary)
+    for name, summary in COMPARISONS.items():
+        run_folder(place / f"comparison-{name}", summary, None)
+        run_folder(place / f"comparison-{name}" / "runs" / "one" / "seed-0")
+    for name, text in METRICS.items():
+        (run_folder(place / f"metrics-{name}", columns=None) / "metrics.csv").write_text(text)
+    os.mkfifo(run_folder(place / "metrics-pipe", columns=None) / "metrics.csv")
+    run_folder(place / "metrics-none", columns=None)
+    run_folder(place / "good")
+    for name, text in CONFIGS.items():
+        (place / f"{name}.toml").write_text(text)
+        run_folder(place / f"config-{name}", config=text)
+    run_folder(place / "config-binary").joinpath("config.toml").write_bytes(b"\xff\xfe\x00")
+    for name, content in DATA.items():
+        images(place / f"data-{name}", TRAIN, content)
+    images(place / "data-good")
+    (place / "file").write_text("")
+    (place / "full").mkdir()
+    (place / "full" / "thesis.tex").write_text("")
+    (place / "empty").mkdir()
