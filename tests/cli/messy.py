@@ -66,7 +66,6 @@ SUMMARIES = {
     "no-axes": GOOD | {"axes": []},
     "odd-config": GOOD | {"config": [1]},
     "odd-experiment": GOOD | {"experiment": {"a": 1}},
-    "other-metrics": GOOD | {"metrics": [GOOD["metrics"][0] | {"name": "nothing"}]},
 }
 COMPARISONS = {
     "no-folders": {"kind": "comparison", "panels": []},
@@ -75,7 +74,9 @@ COMPARISONS = {
     "unknown-variant": COMPARISON | {"panels": [{"title": "", "variants": ["other"]}]},
     "odd-references": COMPARISON | {"references": [3]},
 }
+# What metrics.csv holds instead of three columns.
 METRICS = {
+    "other": "step,lower_projections,loss\n1,1,1\n",
     "empty": "",
     "header": "step,lower_projections,error\n",
     "words": "step,lower_projections,error\none,two,three\n",
@@ -83,32 +84,34 @@ METRICS = {
     "column": "step\n1\n2\n",
     "binary": "\x00\x01\x02",
 }
+# The lines of a configuration after its experiment, and what is said of them.
 CONFIGS = {
-    "steps-text": 'experiment = "synthetic"\nsteps = "many"\n',
-    "steps-list": 'experiment = "synthetic"\nsteps = [1, 2]\n',
-    "steps-float": 'experiment = "synthetic"\nsteps = 1.5\n',
-    "steps-date": 'experiment = "synthetic"\nsteps = 1979-05-27\n',
-    "steps-nan": 'experiment = "synthetic"\nsteps = nan\n',
-    "steps-huge": 'experiment = "synthetic"\nsteps = 9999999999999\n',
-    "experiment-number": "experiment = 3\n",
-    "experiment-list": 'experiment = ["synthetic"]\n',
-    "solver-number": 'experiment = "synthetic"\nsolver = 3\n',
-    "solver-list": 'experiment = "synthetic"\nsolver = ["aipod"]\n',
-    "x64-text": 'experiment = "synthetic"\nx64 = "maybe"\n',
-    "seed-text": 'experiment = "synthetic"\nseed = "zero"\n',
-    "prob-list": 'experiment = "synthetic"\nlower_prob = [0.1]\n',
-    "prob-bool": 'experiment = "synthetic"\nlower_prob = true\n',
-    "rank-text": 'experiment = "synthetic"\nlower_rank = "two"\n',
-    "coupled-number": 'experiment = "synthetic"\ncoupled = 7\n',
-    "constraints-list": 'experiment = "synthetic"\nconstraints = ["both"]\n',
-    "optimizer-number": 'experiment = "synthetic"\nupper_optimizer = 3\n',
-    "panel-number": 'experiment = "synthetic"\npanel = 3\n',
-    "panel-list": 'experiment = "synthetic"\npanel = [1]\n',
-    "panel-empty": 'experiment = "synthetic"\npanel = []\n',
-    "panel-variants": 'experiment = "synthetic"\n[[panel]]\ntitle = "a"\nvariants = 3\n',
-    "solvers-number": 'experiment = "synthetic"\nsolvers = 3\n',
-    "solvers-empty": 'experiment = "synthetic"\nsolvers = []\n',
-    "seeds-text": 'experiment = "synthetic"\nseeds = "two"\n',
+    "steps-text": ('steps = "many"', "steps must be a whole number"),
+    "steps-list": ("steps = [1, 2]", "steps must be a whole number"),
+    "steps-float": ("steps = 1.5", "steps must be a whole number"),
+    "steps-date": ("steps = 1979-05-27", "steps must be a whole number"),
+    "steps-nan": ("steps = nan", "steps must be a whole number"),
+    "steps-huge": ("steps = 9999999999999", "steps must be at most"),
+    "solver-number": ("solver = 3", "there is no solver '3'"),
+    "solver-list": ('solver = ["aipod"]', "there is no solver"),
+    "x64-text": ('x64 = "maybe"', "x64 must be true or false"),
+    "seed-text": ('seed = "zero"', "seed must be a whole number"),
+    "prob-list": ("lower_prob = [0.1]", "lower_prob must be a number"),
+    "prob-bool": ("lower_prob = true", "lower_prob must be a number"),
+    "rank-text": ('lower_rank = "two"', "lower_rank must be a whole number"),
+    "coupled-number": ("coupled = 7", "coupled must be true or false"),
+    "constraints-list": ('constraints = ["both"]', "constraints must be one of"),
+    "optimizer-number": ("upper_optimizer = 3", "upper_optimizer must be an optimiser"),
+    "table": ("[lower]\nprob = 1", "without that heading"),
+}
+COMPARE_CONFIGS = {
+    "panel-number": ("panel = 3", "panel must be one or more [[panel]]"),
+    "panel-empty": ("panel = []", "panel must be one or more [[panel]]"),
+    "panel-list": ("panel = [1]", "each [[panel]] must hold a title and its variants"),
+    "panel-variants": ('[[panel]]\ntitle = "a"\nvariants = 3', "variants must name solvers"),
+    "solvers-number": ("solvers = 3", "solvers must name solvers"),
+    "solvers-empty": ("solvers = []", "solvers must name solvers"),
+    "seeds-text": ('seeds = "two"', "seeds must be a whole number"),
 }
 
 
@@ -131,14 +134,15 @@ def images(path: Path, name: str = "", content: bytes = b"") -> Path:
 
 TRAIN = "train-images-idx3-ubyte"
 DATA = {
-    "no-images": idx((0, 4, 4), b""),
-    "no-pixels": idx((30, 0, 0), b""),
-    "huge-header": idx((2**32 - 1,) * 3, b"\x00" * 100),
-    "wrapping-header": idx((2**31, 2**31, 4), b""),
-    "bomb": gzip.compress(idx((30, 4, 4), b"\x00" * 20_000_000)),
-    "huge-bomb": gzip.compress(idx((2**32 - 1,) * 3, b"\x00" * 1_000_000)),
-    "broken-gzip": gzip.compress(idx((30, 4, 4), b"\x07" * 480))[:-9],
-    "noise": bytes(np.random.default_rng(0).integers(0, 256, 500, np.uint8)),
+    "no-images": (idx((0, 4, 4), b""), "holds no data"),
+    "no-pixels": (idx((30, 0, 0), b""), "holds no data"),
+    "huge-header": (idx((2**32 - 1,) * 3, b"\x00" * 100), "truncated or damaged"),
+    # 2^64 bytes, which a sum in 64 bits takes for none.
+    "wrapping-header": (idx((2**31, 2**31, 4), b""), "truncated or damaged"),
+    "bomb": (gzip.compress(idx((30, 4, 4), b"\x00" * 20_000_000)), "truncated or damaged"),
+    "huge-bomb": (gzip.compress(idx((2**32 - 1,) * 3, b"\x00" * 10**6)), "truncated or damaged"),
+    "broken-gzip": (gzip.compress(idx((30, 4, 4), b"\x07" * 480))[:-9], "does not decompress"),
+    "noise": (np.random.default_rng(0).bytes(500), "not an idx file"),
 }
 
 
@@ -153,11 +157,12 @@ def make(place: Path) -> None:
     os.mkfifo(run_folder(place / "metrics-pipe", columns=None) / "metrics.csv")
     run_folder(place / "metrics-none", columns=None)
     run_folder(place / "good")
-    for name, text in CONFIGS.items():
+    for name, (line, _) in (CONFIGS | COMPARE_CONFIGS).items():
+        text = f'experiment = "synthetic"\n{line}\n'
         (place / f"{name}.toml").write_text(text)
         run_folder(place / f"config-{name}", config=text)
     run_folder(place / "config-binary").joinpath("config.toml").write_bytes(b"\xff\xfe\x00")
-    for name, content in DATA.items():
+    for name, (content, _) in DATA.items():
         images(place / f"data-{name}", TRAIN, content)
     images(place / "data-good")
     (place / "file").write_text("")
