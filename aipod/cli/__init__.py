@@ -43,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         return _fail(_one_line(error), 2)
     except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error):  # JAX's own word for it
+            return _fail("not enough memory on the device: choose smaller sizes.", 2)
         if debug:
             traceback.print_exc()
             return 1
@@ -58,6 +60,8 @@ def _fail(message: str, code: int) -> int:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        where = f" {error.filename}" if error.filename else ""
+        name = str(error.filename or "")
+        name = name if len(name) <= 200 else f"{name[:60]}... ({len(name):,} characters)"
+        where = f" {name}" if name else ""
         return f"cannot use{where}: {error.strerror}; choose another path."
     return " ".join(str(error).split()) or type(error).__name__

@@ -17,12 +17,13 @@ from aipod.diagnose import check as examine
 from aipod.experiments import SUMMARIES, load
 from aipod.experiments.base import Task
 from aipod.experiments.config import refuse_unknown_options, resolve_options
-from aipod.experiments.values import suggestion
+from aipod.experiments.values import shown, suggestion, within
 from aipod.problem import Bilevel
 from aipod.runs._folder import finite
 
 
 def check(target: str, options: dict[str, Any], *, seed: int, x64: bool, as_json: bool) -> int:
+    within(seed, "--seed", 0)
     jax.config.update("jax_enable_x64", x64)
     if ":" in target:
         if options:
@@ -35,7 +36,7 @@ def check(target: str, options: dict[str, Any], *, seed: int, x64: bool, as_json
         problem, x0, y0 = task.problem, task.x0, task.y0
     else:
         raise ValueError(
-            f"there is no experiment {target!r}.{suggestion(target, SUMMARIES)} Name one of "
+            f"there is no experiment {shown(target)}.{suggestion(target, SUMMARIES)} Name one of "
             f"{', '.join(SUMMARIES)}, or a problem of your own as module:name."
         )
     report = examine(problem, x0, y0, key=jax.random.key(seed))
@@ -99,5 +100,6 @@ def _attempt(what: str, function: Callable[[], Any]) -> Any:
             f"there is no module {error.name!r}: run this in its folder, or give the path of a "
             "file, as in folder/my_file.py:problem."
         ) from error
-    except Exception as error:
-        raise ValueError(f"{what} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        words = f": {error}" if str(error) else "."
+        raise ValueError(f"{what} raised {type(error).__name__}{words}") from error

@@ -19,19 +19,26 @@ from aipod.runs._folder import RunFolder, finite
 
 def compare(request: Request) -> int:
     config, ready, folder = opened(request, resolve_comparison, _prepare, _name)
-    results = _execute_all(config, ready, folder, request.tensorboard)
-    if "interrupted" in results:
+    summaries, stopped = _execute_all(config, ready, folder, request.tensorboard)
+    if stopped:
         err.print(
             "interrupted; finished runs are kept. Go on with: aipod compare --resume --out "
             f"{escape(str(folder.path))}"
         )
         return EXIT["interrupted"]
+    diverged = any(summary["result"] == "diverged" for summary in summaries)
+    if not any(summary["last"] for summary in summaries):
+        err.print(
+            "aipod: every run ended before anything was recorded: choose smaller steps, such as "
+            "--lower-lr curvature."
+        )
+        return EXIT["diverged"]
     summary = _conclude(config, folder)
     if request.as_json:
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
     else:
         _show(summary, folder)
-    return EXIT["diverged"] if "diverged" in results else 0
+    return EXIT["diverged"] if diverged else 0
 
 
 def _name(config: CompareConfig) -> str:
@@ -50,26 +57,25 @@ def _prepare(config: CompareConfig) -> dict[str, Prepared]:
 
 def _execute_all(
     config: CompareConfig, ready: dict[str, Prepared], folder: RunFolder, tensorboard: bool
-) -> list[str]:
-    """Every variant with every seed; the results in order, the last `interrupted` if one was."""
-    results = []
+) -> tuple[list[dict[str, Any]], bool]:
+    """Every variant with every seed: the summaries, and whether somebody stopped it."""
+    summaries = []
     with Watch(len(ready) * config.seeds) as watch:
         for name, prepared in ready.items():
             for seed in config.seed_range():
                 one = prepared.with_seed(seed)
                 place = RunFolder(folder.runs / name / f"seed-{seed}")
                 watch.begin(f"{name}, seed {seed}", config.model.steps)
-                result = _finished(place, one)
-                if result is None:
+                summary = _finished(place, one)
+                if summary is None:
                     place.path.mkdir(parents=True, exist_ok=True)
                     place.write_config(one.config.toml())
                     summary = execute(one, place, resume=True, front=watch, tensorboard=tensorboard)
-                    result = summary["result"]
                     watch.end(_in_short(summary))
-                results.append(result)
+                summaries.append(summary)
                 if watch.stopped:
-                    return [*results, "interrupted"]
-    return results
+                    return summaries, True
+    return summaries, any(summary["result"] == "interrupted" for summary in summaries)
 
 
 def _in_short(summary: dict[str, Any]) -> str:
@@ -78,15 +84,20 @@ def _in_short(summary: dict[str, Any]) -> str:
     return f"{summary['result']}{value}, {summary['seconds']:.1f} s"
 
 
-def _finished(place: RunFolder, run: Prepared) -> str | None:
-    """How this very run ended earlier, if it did."""
-    if not place.is_run() or place.config.read_text(encoding="utf-8") != run.config.toml():
+def _finished(place: RunFolder, run: Prepared) -> dict[str, Any] | None:
+    """The summary of this very run, if it ended earlier; a damaged one is made again."""
+    from aipod.report.reading import read_run, read_summary
+
+    if not place.is_run() or place.config.read_bytes() != run.config.toml().encode():
         return None
     try:
-        result = place.read_summary()["result"]
+        summary = read_summary(place.path)
+        if summary.get("last") != {}:
+            read_run(place.path, summary)
     except ValueError:
         return None
-    return None if result == "interrupted" else str(result)
+    # A run that somebody stopped goes on from its checkpoint.
+    return summary if summary.get("result", "interrupted") != "interrupted" else None
 
 
 def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:

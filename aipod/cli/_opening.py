@@ -40,6 +40,8 @@ def opened(
     - `prepare`: builds what is to be run.
     - `name`: what a new folder under runs/ is called.
     """
+    if request.resume and request.force:
+        raise ValueError("--resume goes on with a run and --force replaces it: choose one of them.")
     if request.tensorboard:
         require_tensorboard()
     given, folder = request.given, RunFolder(request.out) if request.out is not None else None

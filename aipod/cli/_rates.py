@@ -10,9 +10,10 @@ from rich.table import Table
 
 from aipod.cli._opening import free_folder
 from aipod.cli._show import err, out
+from aipod.experiments.compare import MOST_SEEDS
 from aipod.experiments.studies.rates import METHODS, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
-from aipod.experiments.values import suggestion
+from aipod.experiments.values import shown, suggestion, within
 from aipod.report.rate_figures import rates_figure
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder, finite
@@ -33,9 +34,9 @@ def rates(
         "problems": names(problems, PROBLEMS, "problems"),
         "methods": names(methods, tuple(METHODS), "methods"),
     }
-    for name, value, least in (("steps", steps, 1000), ("seeds", seeds, 1)):
-        if value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}.")
+    within(steps, "--steps", 1000)
+    within(seeds, "--seeds", 1, MOST_SEEDS)
+    within(seed, "--seed", 0)
     folder = RunFolder(path) if path is not None else free_folder("rates")
     config = {"steps": steps, "seeds": seeds, "seed": seed} | chosen
     folder.create("# What `aipod rates` measured here.\n\n" + dump(config), force=force)
@@ -78,7 +79,7 @@ def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]
     for name in found:
         if name not in known:
             raise ValueError(
-                f"--{what}: there is no {name!r}.{suggestion(name, known)} "
+                f"--{what}: there is no {shown(name)}.{suggestion(name, known)} "
                 f"There are: {', '.join(known)}."
             )
     return found

@@ -10,10 +10,11 @@ from aipod.cli._opening import free_folder
 from aipod.cli._options import Request
 from aipod.cli._rates import conclude, names, tell
 from aipod.cli._show import err, out
+from aipod.experiments.compare import MOST_SEEDS
 from aipod.experiments.numbers import short
 from aipod.experiments.studies.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
-from aipod.experiments.values import whole
+from aipod.experiments.values import within
 from aipod.report.table_figures import table_figure
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder
@@ -33,10 +34,12 @@ def table1(request: Request) -> int:
     if request.resume:
         raise ValueError("compare table1 cannot be resumed: repeat it with --force.")
     chosen = _TAKES | request.given
+    if not isinstance(chosen["solvers"], str | None):
+        raise ValueError("solvers must be names with commas between, such as aipod,ttsa.")
     methods = names(chosen["solvers"], NAMES, "solvers")
-    steps, seeds, seed = (whole(chosen[name], name) for name in ("steps", "seeds", "seed"))
-    if steps < 10_000 or seeds < 1:
-        raise ValueError("compare table1 needs --steps of at least 10000, and --seeds of 1.")
+    steps = within(chosen["steps"], "steps", 10_000)
+    seeds = within(chosen["seeds"], "seeds", 1, MOST_SEEDS)
+    seed = within(chosen["seed"], "seed", 0)
     folder = RunFolder(request.out) if request.out is not None else free_folder("table1")
     config = {"steps": steps, "seeds": seeds, "seed": seed, "solvers": methods}
     folder.create(

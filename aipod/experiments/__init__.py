@@ -7,7 +7,7 @@ A new one is a file in `tasks/` with an `EXPERIMENT` in it (see `base.py`), and 
 import importlib
 from typing import TYPE_CHECKING
 
-from aipod.experiments.values import suggestion
+from aipod.experiments.values import shown, suggestion
 
 if TYPE_CHECKING:
     from aipod.experiments.base import Experiment
@@ -31,7 +31,7 @@ def load(name: str) -> "Experiment":
     """The experiment of that name: `EXPERIMENT` in the file named after it."""
     if name not in SUMMARIES:
         raise ValueError(
-            f"there is no experiment {name!r}.{suggestion(name, SUMMARIES)} "
+            f"there is no experiment {shown(name)}.{suggestion(name, SUMMARIES)} "
             f"Experiments: {', '.join(SUMMARIES)}."
         )
     module = importlib.import_module(f"aipod.experiments.tasks.{name.replace('-', '_')}")

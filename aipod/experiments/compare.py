@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aipod.experiments import load, solvers, values
@@ -10,6 +10,8 @@ from aipod.experiments.base import Experiment, Panel
 from aipod.experiments.config import RUN_NAMES, RunConfig, assignments, resolve
 from aipod.experiments.toml import dump, header
 from aipod.experiments.values import Plain
+
+MOST_SEEDS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ class CompareConfig:
 
 def _folder_name(variant: str, taken: Collection[str]) -> str:
     """A name that every file system takes."""
-    name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", variant).strip("_.")
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", variant).strip("_.")[:100]
     return name if name not in taken else f"{name}-{len(taken)}"
 
 
@@ -82,9 +84,7 @@ def resolve_comparison(given: Mapping[str, Any]) -> CompareConfig:
     if "solver" in shared:
         raise ValueError("a comparison takes solvers, as in --solvers aipod,e-aipod.")
     model = resolve(shared)
-    seeds = values.whole(given.get("seeds", 5), "seeds")
-    if not 1 <= seeds <= 1000:
-        raise ValueError(f"seeds must be a whole number from 1 to 1000, got {seeds}.")
+    seeds = values.within(given.get("seeds", 5), "seeds", 1, MOST_SEEDS)
     panels = _panels(experiment, given, experiment.options(**model.options))
     runs, used = _runs(panels, common, shared)
     for name in common:
@@ -103,9 +103,12 @@ def _panels(experiment: Experiment, given: Mapping[str, Any], options: Any) -> t
     if "solvers" in given:
         wanted = given["solvers"]
         names = wanted.split(",") if isinstance(wanted, str) else wanted
-        return (Panel("", _variants([name.strip() for name in map(str, names)], "solvers")),)
+        return (Panel("", _variants(names, "solvers")),)
     if "panel" in given:
-        return tuple(_panel_of(table) for table in given["panel"])
+        tables = given["panel"]
+        if not isinstance(tables, list) or not tables:
+            raise ValueError("panel must be one or more [[panel]] with a title and its variants.")
+        return tuple(_panel_of(table) for table in tables)
     return experiment.panels(options)
 
 
@@ -116,9 +119,10 @@ def _panel_of(table: Any) -> Panel:
 
 
 def _variants(names: Any, what: str) -> tuple[str, ...]:
-    if not isinstance(names, Sequence) or not all(isinstance(n, str) and n for n in names):
+    named = isinstance(names, list | tuple) and all(isinstance(n, str) and n.strip() for n in names)
+    if not named or not names:
         raise ValueError(f"{what} must name solvers, such as aipod,e-aipod:lower_prob=0.1.")
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(name.strip() for name in names))
 
 
 def _runs(
@@ -131,5 +135,13 @@ def _runs(
         solver, *own = variant.split(":")
         takes = {name: value for name, value in common.items() if name in solvers.defaults(solver)}
         used |= set(takes)
-        runs[variant] = resolve({**shared, "solver": solver, **takes, **assignments(own)})
+        chosen = assignments(own)
+        for name in chosen:
+            # All variants solve one problem, in as many steps.
+            if name not in solvers.ARGUMENTS:
+                raise ValueError(
+                    f"{values.shown(variant)}: {name} is no argument of a solver; what holds for "
+                    "all of them is an option of its own."
+                )
+        runs[variant] = resolve({**shared, "solver": solver, **takes, **chosen})
     return runs, used

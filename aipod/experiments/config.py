@@ -70,7 +70,9 @@ def assignments(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise ValueError(f"{text!r} is not of the form name=value, such as lower_prob=0.1.")
+            raise ValueError(
+                f"{values.shown(text)} is not of the form name=value, such as lower_prob=0.1."
+            )
         found[name.strip().replace("-", "_")] = _literal(value.strip())
     return found
 
@@ -100,9 +102,9 @@ def resolve(given: Mapping[str, Any]) -> RunConfig:
     return RunConfig(
         experiment=experiment.name,
         solver=solver,
-        steps=_at_least(1, given.get("steps", experiment.steps), "steps"),
-        every=_at_least(1, given.get("every", experiment.every), "every"),
-        seed=_at_least(0, given.get("seed", 0), "seed"),
+        steps=values.within(given.get("steps", experiment.steps), "steps", 1),
+        every=values.within(given.get("every", experiment.every), "every", 1),
+        seed=values.within(given.get("seed", 0), "seed", 0),
         x64=values.flag(given.get("x64", jax.config.read("jax_enable_x64")), "x64"),
         arguments=arguments,
         options=resolve_options(experiment, {k: v for k, v in given.items() if k in options}),
@@ -145,16 +147,9 @@ def refuse_unknown_options(experiment: Experiment, given: Mapping[str, Any]) -> 
     for name in given:
         if name not in known:
             raise ValueError(
-                f"{experiment.name} has no option {name!r}.{values.suggestion(name, known)} It "
-                f"takes {', '.join(known)}."
+                f"{experiment.name} has no option {values.shown(name)}."
+                f"{values.suggestion(name, known)} It takes {', '.join(known)}."
             )
-
-
-def _at_least(least: int, value: Any, name: str) -> int:
-    number = values.whole(value, name)
-    if not least <= number < 2**31:
-        raise ValueError(f"{name} must be a whole number, at least {least}, got {number}.")
-    return number
 
 
 def _refuse_unknown(
@@ -173,7 +168,7 @@ def _refuse_unknown(
             raise ValueError(f"the solver {solver} has no argument {name}: {takes}.")
         known = [*run_names, *arguments, *options]
         raise ValueError(
-            f"there is no option {name!r}.{values.suggestion(name, known)} {takes}; "
+            f"there is no option {values.shown(name)}.{values.suggestion(name, known)} {takes}; "
             f"{experiment.name} takes {', '.join(options)}; "
             f"every run takes {', '.join(run_names)}."
         )

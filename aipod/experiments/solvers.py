@@ -94,7 +94,7 @@ ARGUMENTS = {
 def entry(solver: str) -> Entry:
     if solver not in SOLVERS:
         raise ValueError(
-            f"there is no solver {solver!r}.{values.suggestion(solver, SOLVERS)} "
+            f"there is no solver {values.shown(solver)}.{values.suggestion(solver, SOLVERS)} "
             f"Solvers: {', '.join(SOLVERS)}."
         )
     return SOLVERS[solver]

@@ -90,7 +90,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     except RecursionError:
         found = None
     if not isinstance(found, dict):
-        raise _damaged(path, "it is no summary")
+        raise _damaged(path, "what it should hold")
     return found
 
 
@@ -128,7 +128,10 @@ def read_comparison(path: Path) -> dict[str, Any] | None:
 
 def _damaged(path: Path, what: str) -> ValueError:
     file = path / "summary.json"
-    return ValueError(f"{file} is damaged ({what}): repeat the run with --force, or leave it out.")
+    return ValueError(
+        f"{file} is damaged ({what} is missing or odd): repeat the run with --force, or leave this "
+        "folder out."
+    )
 
 
 def check_summary(path: Path, summary: dict[str, Any], shape: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from aipod.cli._watch import Watch
 from aipod.runs._folder import RunFolder
+from tests.cli.lines import answer_all
 
 COMMAND = shutil.which("aipod", path=str(Path(sys.executable).parent))
 # Small enough that starting Python and compiling is all that takes time.
@@ -411,31 +412,10 @@ def messy(tmp_path_factory):
     return place
 
 
-# All lines in one process, which starts JAX once; what the command does ends with `main`.
-ANSWER_ALL = """
-import contextlib, io, json, sys
-from aipod.cli import main
-found = []
-for line in json.load(sys.stdin):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(line.split())
-    found.append((code, out.getvalue(), err.getvalue()))
-json.dump(found, sys.stdout)
-"""
-
-
 @pytest.fixture(scope="module")
 def answers(messy):
-    found = subprocess.run(
-        [sys.executable, "-c", ANSWER_ALL],
-        input=json.dumps([line for line, _ in BAD.values()]),
-        cwd=messy,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(zip(BAD, json.loads(found.stdout), strict=True))
+    found = answer_all([line.split() for line, _ in BAD.values()], messy)
+    return dict(zip(BAD, found, strict=True))
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -7,6 +7,7 @@ these graphs: an *arc* is a link as the drivers to one destination use it.
 
 import dataclasses
 import functools
+import warnings
 
 import numpy as np
 import scipy.sparse
@@ -144,7 +145,7 @@ def equilibrium(
 ) -> np.ndarray:
     """The flow of every arc, by Newton steps on the conditions of optimality.
 
-    Minimises the lower objective of `aipod.experiments.tolls` over the positive flows that meet
+    Minimises the lower objective of `tolls.py` over the positive flows that meet
     the demand; steps are shortened to stay positive.
     """
     destination, link = roads.arcs
@@ -175,11 +176,17 @@ def equilibrium(
         )
         system = scipy.sparse.block_array([[hessian, incidence.T], [incidence, None]]).tocsc()
         missing = incidence @ y - demand
-        step = scipy.sparse.linalg.spsolve(system, -np.concatenate([steep, missing]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a singular matrix, whose step is NaN
+            step = scipy.sparse.linalg.spsolve(system, -np.concatenate([steep, missing]))
+        if not np.all(np.isfinite(step)):
+            break
         change = step[:arcs]
         falling = change < 0
         length = min(1.0, 0.9 * np.min(-y[falling] / change[falling], initial=np.inf))
         y, prices = y + length * change, prices + length * step[arcs:]
         if np.abs(step[:arcs]).max() < 1e-12 * size.max():
             return y
-    raise RuntimeError("the traffic did not come to an equilibrium: take a larger spread.")
+    raise ValueError(
+        f"the traffic did not come to an equilibrium with spread={spread}: take one nearer to 3."
+    )

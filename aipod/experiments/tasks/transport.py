@@ -93,10 +93,17 @@ def _districts(rng: np.random.Generator, count: int) -> np.ndarray:
 def sinkhorn(cost: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The entropic plan for a cost in units of eps, by Sinkhorn's alternate scaling."""
     kernel, scale = np.exp(-cost), np.ones(len(columns))
-    for _ in range(2000):
-        left = rows / (kernel @ scale)
-        scale = columns / (kernel.T @ left)
-    return left[:, None] * kernel * scale
+    with np.errstate(all="ignore"):
+        for _ in range(2000):
+            left = rows / (kernel @ scale)
+            scale = columns / (kernel.T @ left)
+        plan = left[:, None] * kernel * scale
+    if not np.all(np.isfinite(plan)):
+        raise ValueError(
+            "no transport plan was found, since exp(-cost / temperature) vanishes: take a higher "
+            "temperature, or a smaller river."
+        )
+    return plan
 
 
 def marginals(rows: int, columns: int) -> np.ndarray:
