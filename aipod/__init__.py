@@ -7,6 +7,7 @@ from aipod._hypergradient._exact import exact_hypergradient as exact_hypergradie
 from aipod._hypergradient._exact import exact_lower as exact_lower
 from aipod._hypergradient._exact import hypergradient as hypergradient
 from aipod._hypergradient._exact import stationarity as stationarity
+from aipod._misc.version import __version__ as __version__
 from aipod.algorithms._alternating import Alternating as Alternating
 from aipod.algorithms._alternating import State as State
 from aipod.algorithms._paper import AiPOD as AiPOD

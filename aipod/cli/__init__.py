@@ -3,6 +3,8 @@
 import sys
 import traceback
 
+from aipod._misc.extras import explain, install
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
@@ -16,8 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
         from aipod.cli import _app
     except ImportError as error:
         print(
-            f"aipod: the command needs the experiments extra ({error}): "
-            "pip install 'aipod[experiments]'",
+            f"aipod: the command needs the experiments extra ({error}); to add it: "
+            f"{install('experiments')}",
             file=sys.stderr,
         )
         return 2
@@ -34,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         return _fail(_one_line(error), 2)
     except Exception as error:
+        # With the flower extra alone there is a command, but nothing to draw with.
+        if isinstance(error, ImportError) and (remedy := explain(error)):
+            return _fail(remedy, 2)
         if debug:
             traceback.print_exc()
             return 1

@@ -1,7 +1,6 @@
 """The report: one HTML file with interactive charts that opens without a network."""
 
 import base64
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from html import escape
@@ -10,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from aipod._misc.version import __version__
 from aipod.experiments import SUMMARIES
 from aipod.report import claims
 from aipod.report.collect import Group, Section, View
@@ -43,7 +43,7 @@ def page(sections: Sequence[Section]) -> str:
     runs = sum(len(group.runs) for section in sections for group in section.groups)
     return Template(_part("page.html")).substitute(
         title=escape(f"aipod: {experiments}"),
-        subtitle=escape(f"{runs} run{'s' * (runs > 1)}; written by aipod {_version()}"),
+        subtitle=escape(f"{runs} run{'s' * (runs > 1)}; written by aipod {__version__}"),
         style=_part("page.css"),
         sections="\n".join(_section(index, section) for index, section in enumerate(sections)),
         environment=_environments(sections),
@@ -55,10 +55,6 @@ def page(sections: Sequence[Section]) -> str:
 
 def _part(name: str) -> str:
     return resources.files("aipod.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    return importlib.metadata.version("aipod")
 
 
 def _embedded(data: Any) -> str:

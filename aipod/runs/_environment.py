@@ -6,6 +6,8 @@ import platform
 
 import jax
 
+from aipod._misc.version import __version__
+
 
 def environment() -> dict[str, str | int]:
     device = jax.devices()[0]
@@ -15,7 +17,8 @@ def environment() -> dict[str, str | int]:
         "cores": os.cpu_count() or 1,
         "device": f"{device.device_kind} ({device.platform})",
         "devices": jax.device_count(),
+        "aipod": __version__,
     }
-    for package in ("aipod", "jax", "jaxlib", "equinox", "lineax", "optax", "numpy"):
+    for package in ("jax", "jaxlib", "equinox", "lineax", "optax", "numpy"):
         found[package] = importlib.metadata.version(package)
     return found

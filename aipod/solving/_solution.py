@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from aipod._misc.extras import install
 from aipod.algorithms._alternating import State
 from aipod.problem._bilevel import Bilevel
 from aipod.slots._cost import Counts
@@ -186,8 +187,8 @@ class History(Mapping[str, np.ndarray]):
             import pandas as pd
         except ImportError as error:
             raise ImportError(
-                "History.to_frame needs pandas: pip install pandas, or read the columns as they "
-                "are, history['step']."
+                "History.to_frame needs pandas: read the columns as they are, history['step'], or "
+                f"add pandas: {install('tables')}"
             ) from error
         return pd.DataFrame({k: v for k, v in self._columns.items() if v.ndim == 1})
 
