@@ -2,14 +2,19 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+# The versions to install. `make test CONSTRAINTS=` in a fresh clone takes the newest of everything.
+CONSTRAINTS ?= constraints.txt
+# The interpreters that `make installs` tries.
+PYTHONS ?= $(BIN)/python
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Twice quiet: errors are still printed; warnings about the user's own pip settings are not.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+INSTALL := $(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test docs deployment format clean
+.PHONY: help run test docs deployment installs format clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +38,9 @@ docs: $(VENV)/.test-installed  ## build the documentation; open site/index.html
 deployment: $(VENV)/.test-installed  ## start a real federation on Flower and kill parts of it: some minutes
 	$(BIN)/python -m pytest -n 0 -m deployment -s tests/flower/test_flower_deployment.py
 
+installs: $(VENV)/.test-installed  ## install the wheel into clean environments, oldest and newest versions: half an hour
+	$(BIN)/python .ci/installs.py --python $(PYTHONS)
+
 format: $(VENV)/.test-installed  ## sort imports, apply safe lint fixes and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -42,14 +50,14 @@ clean:  ## remove .venv, caches and build outputs
 	find aipod tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps live inside .venv, so that deleting .venv by hand also forgets the installs.
-$(VENV)/.run-installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing aipod[experiments] into $(VENV); the first time takes a minute or two."
-	@$(PIP) install -c constraints.txt -e '.[experiments]'
+$(VENV)/.run-installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
+	@echo "Installing aipod and what its experiments need into $(VENV); the first time takes a minute or two."
+	@$(INSTALL) '.[experiments]'
 	@touch $@
 
-$(VENV)/.test-installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing aipod[dev,docs,experiments,flower,tensorboard] into $(VENV); the first time takes a minute or two."
-	@$(PIP) install -c constraints.txt -e '.[dev,docs,experiments,flower,tensorboard]'
+$(VENV)/.test-installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
+	@echo "Installing aipod with all its extras into $(VENV); the first time takes a minute or two."
+	@$(INSTALL) '.[dev,docs,experiments,flower,tables,tensorboard]'
 	@touch $@
 
 # A stamp rather than .venv/bin/python: an interrupted creation leaves the latter without pip.

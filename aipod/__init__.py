@@ -8,6 +8,7 @@ from aipod._hypergradient import exact_hypergradient as exact_hypergradient
 from aipod._hypergradient import exact_lower as exact_lower
 from aipod._hypergradient import hypergradient as hypergradient
 from aipod._hypergradient import stationarity as stationarity
+from aipod._misc.version import __version__ as __version__
 from aipod.algorithms import ALSET as ALSET
 from aipod.algorithms import BSA as BSA
 from aipod.algorithms import IGAL as IGAL

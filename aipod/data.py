@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
+from aipod._misc.extras import install as _install
+
 # Of the decompressed bytes: recompressed copies of the files differ, their content does not.
 _MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -87,7 +89,7 @@ def digits() -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            "the digits data set comes with scikit-learn: pip install 'aipod[experiments]'."
+            f"the digits data set comes with scikit-learn; to add it: {_install('experiments')}"
         ) from error
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -201,9 +203,11 @@ def _read_idx(path: Path, axes: int) -> np.ndarray:
 def _in_cache() -> Callable[[str], Path]:
     try:
         import pooch
+        import rich.progress  # noqa: F401
     except ImportError as error:
         raise DataError(
-            f"downloading MNIST needs pooch: pip install 'aipod[experiments]'; or {_REMEDY}."
+            f"downloading MNIST needs {error.name}: {_REMEDY}, or add what is missing: "
+            f"{_install('experiments')}"
         ) from error
     cache = Path(pooch.os_cache("aipod")) / "mnist"
 

@@ -5,6 +5,7 @@ import traceback
 
 # What a shell reports of a program whose reader has gone, as in `aipod list | head -1`.
 _CLOSED_PIPE = 141
+from aipod._misc.extras import explain, install
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,8 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
         from aipod.cli import _app, _terminal
     except ImportError as error:
         print(
-            f"aipod: the command needs the experiments extra ({error}): "
-            "pip install 'aipod[experiments]'",
+            f"aipod: the command needs the experiments extra ({error}); to add it: "
+            f"{install('experiments')}",
             file=sys.stderr,
         )
         return 2
@@ -45,6 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error):  # JAX's own word for it
             return _fail("not enough memory on the device: choose smaller sizes.", 2)
+        # With the flower extra alone there is a command, but nothing to draw with.
+        if isinstance(error, ImportError) and (remedy := explain(error)):
+            return _fail(remedy, 2)
         if debug:
             traceback.print_exc()
             return 1

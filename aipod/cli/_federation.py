@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aipod._misc.extras import explain
 from aipod.cli._show import err, out
 
 if TYPE_CHECKING:
@@ -31,7 +32,5 @@ def _federation(folder: Path) -> Federation:
     try:
         from aipod.flower._federation import Federation
     except ImportError as error:
-        raise ValueError(
-            f"a federation needs Flower: pip install 'aipod[flower]' ({error})."
-        ) from None
+        raise ValueError(explain(error) or str(error)) from None
     return Federation(folder)

@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from aipod._misc.extras import install
 from aipod.solving import History
 
 
 def require_tensorboard() -> None:
     """Raises unless event files can be written."""
     if importlib.util.find_spec("tensorboardX") is None:
-        raise ValueError("--tensorboard needs tensorboardX: pip install 'aipod[tensorboard]'.")
+        raise ValueError(f"--tensorboard needs tensorboardX; to add it: {install('tensorboard')}")
 
 
 class EventWriter:

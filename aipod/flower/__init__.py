@@ -1,9 +1,10 @@
-"""The same algorithms across real machines, on Flower (extra `aipod[flower]`).
+"""The same algorithms across real machines, on Flower (the extra `flower`).
 
 A client runs the solver's own step on its own data and asks the server for every average; the
 server combines what the clients ask. `docs/flower.md` says how to operate a federation.
 """
 
+from aipod._misc.extras import install as _install
 from aipod.flower._local import Client as Client
 from aipod.flower._local import client_of as client_of
 from aipod.flower._privacy import Privacy as Privacy
@@ -14,5 +15,5 @@ try:
     from aipod.flower._apps import make_server_app as make_server_app
 except ImportError as error:
     raise ImportError(
-        f"aipod.flower needs the flower extra ({error}): pip install 'aipod[flower]'"
+        f"aipod.flower needs the flower extra ({error}); to add it: {_install('flower')}"
     ) from error

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from aipod._misc.extras import install
 from aipod._misc.files import append_private, narrow, private_folder, write_text
 from aipod.flower._keys import make_certificates, make_node_key
 
@@ -249,7 +250,7 @@ class Federation:
 def _beside_python(command: str) -> str:
     path = Path(sys.executable).parent / command
     if not path.is_file():
-        raise ValueError(f"there is no {path}: pip install 'aipod[flower]'.")
+        raise ValueError(f"there is no {path}; to add it: {install('flower')}")
     return str(path)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from aipod._misc.extras import install
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import Tables
 from aipod.flower._secret import secret_of
@@ -63,7 +64,12 @@ class Privacy:
             raise ValueError(
                 f"releases must be at least 1 and delta in (0, 1), got {releases} and {delta}."
             )
-        from dp_accounting import dp_event, rdp
+        try:
+            from dp_accounting import dp_event, rdp
+        except ImportError as error:
+            raise ImportError(
+                f"Privacy.epsilon needs dp-accounting; to add it: {install('flower')}"
+            ) from error
 
         # In units of the farthest that two messages can lie apart.
         multiplier = self.noise / (2 * math.sqrt(_VECTORS))

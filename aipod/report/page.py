@@ -1,6 +1,5 @@
 """The report: one HTML file with interactive charts that opens without a network."""
 
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from html import escape
@@ -9,6 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from aipod._misc.version import __version__
 from aipod.experiments import SUMMARIES
 from aipod.experiments.numbers import number, percent, ratio
 from aipod.report import claims
@@ -58,7 +58,7 @@ def page(sections: Sequence[Section], studies: Sequence[Study] = ()) -> str:
     shown += [study_section(index, study) for index, study in enumerate(studies)]
     return Template(_part("page.html")).substitute(
         title=escape("aipod: " + ", ".join(names)),
-        subtitle=escape(f"{counted}; written by aipod {_version()}"),
+        subtitle=escape(f"{counted}; written by aipod {__version__}"),
         style=_part("page.css"),
         sections="\n".join(shown),
         environment=_environments(sections, studies),
@@ -70,10 +70,6 @@ def page(sections: Sequence[Section], studies: Sequence[Study] = ()) -> str:
 
 def _part(name: str) -> str:
     return resources.files("aipod.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    return importlib.metadata.version("aipod")
 
 
 def _embedded(data: Any) -> str:

@@ -6,10 +6,7 @@ import platform
 
 import jax
 
-# The distribution is called aipod-jax; aipod was its name before.
-_PACKAGES = {"aipod": ("aipod-jax", "aipod")} | {
-    name: (name,) for name in ("jax", "jaxlib", "equinox", "lineax", "optax", "numpy")
-}
+from aipod._misc.version import __version__
 
 
 def environment() -> dict[str, str | int]:
@@ -20,14 +17,8 @@ def environment() -> dict[str, str | int]:
         "cores": os.cpu_count() or 1,
         "device": f"{device.device_kind} ({device.platform})",
         "devices": jax.device_count(),
+        "aipod": __version__,
     }
-    return found | {name: _version(names) for name, names in _PACKAGES.items()}
-
-
-def _version(names: tuple[str, ...]) -> str:
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "not installed"
+    for package in ("jax", "jaxlib", "equinox", "lineax", "optax", "numpy"):
+        found[package] = importlib.metadata.version(package)
+    return found

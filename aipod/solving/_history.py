@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from aipod._misc.extras import install
 from aipod._misc.tree import is_numeric
 
 
@@ -56,8 +57,8 @@ class History(Mapping[str, np.ndarray]):
             import pandas as pd
         except ImportError as error:
             raise ImportError(
-                "History.to_frame needs pandas: pip install pandas, or read the columns as they "
-                "are, history['step']."
+                "History.to_frame needs pandas: read the columns as they are, history['step'], or "
+                f"add pandas: {install('tables')}"
             ) from error
         return pd.DataFrame({k: v for k, v in self._columns.items() if v.ndim == 1})
 

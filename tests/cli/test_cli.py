@@ -446,8 +446,8 @@ def test_debug_shows_the_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("missing", "line", "remedy"),
     [
-        ("typer", "list", "aipod[experiments]"),
-        ("tensorboardX", "run synthetic --tensorboard", "aipod[tensorboard]"),
+        ("typer", "list", '"typer>='),
+        ("tensorboardX", "run synthetic --tensorboard", '-m pip install "tensorboard'),
     ],
 )
 def test_a_missing_extra_is_named(missing, line, remedy, tmp_path):
