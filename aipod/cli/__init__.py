@@ -3,9 +3,10 @@
 import sys
 import traceback
 
+from aipod._misc.extras import explain, install
+
 # What a shell reports of a program whose reader has gone, as in `aipod list | head -1`.
 _CLOSED_PIPE = 141
-from aipod._misc.extras import explain, install
 
 
 def main(arguments: list[str] | None = None) -> int:
