@@ -20,7 +20,7 @@ from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
 from aipod.solving._programs import Program
 from aipod.solving._progress import Progress
-from aipod.solving._solution import Result, Solution
+from aipod.solving._solution import Result, Solution, check_nonempty
 from aipod.solving._stop import Stop
 
 # Seconds between two returns to Python: short for eyes and Ctrl-C, long against their own cost.
@@ -195,7 +195,12 @@ class Run:
         step = int(books.state.step)
         state = eqx.tree_at(lambda s: s.counts, books.state, Counts.zero())
         message = f"{result.value} ({step:,} outer steps)"
-        if result is Result.diverged:
+        if result is not Result.diverged:
+            try:
+                check_nonempty(self.problem.lower_set, state.y, state.x)
+            except ValueError as error:
+                result, message = Result.infeasible, f"{Result.infeasible.value} {error}"
+        else:
             message = (
                 f"diverged at outer step {step + 1}: {self._culprit} became NaN or infinite; the "
                 f"state after step {step} is kept. {self.solver.remedy()}"

@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from aipod.algorithms import State
 from aipod.problem import Bilevel
+from aipod.sets import AbstractSet
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger
 
@@ -28,12 +29,13 @@ class Result(enum.Enum):
     out_of_time = "The time given by Stop(seconds=) is over: resume, or allow more."
     out_of_projections = "The projections given by Stop(projections=) are spent: allow more."
     interrupted = "The run was interrupted; everything up to there is kept: resume it."
+    infeasible = "The lower set is empty at the last x: its coupling h(x) left the range of A."
     diverged = "An iterate became NaN or infinite: use smaller steps, or aipod.Curvature()."
 
     @property
     def ok(self) -> bool:
-        """Whether the solution can be used: anything but divergence."""
-        return self is not Result.diverged
+        """Whether the solution can be used: anything but divergence or an empty lower set."""
+        return self not in (Result.diverged, Result.infeasible)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +70,24 @@ class Solution:
     problem: Bilevel = dataclasses.field(repr=False)
 
     def feasible(self) -> tuple[PyTree, PyTree]:
-        """(x, y) projected on the upper set, and on the lower set at that x."""
+        """(x, y) projected on the upper set, and on the lower set at that x.
+
+        Raises `ValueError` where the lower set is empty at that x.
+        """
         x = self.problem.upper_set.project(self.x)
+        check_nonempty(self.problem.lower_set, self.y, x)
         return x, self.problem.lower_set.project(self.y, x)
 
     def __repr__(self) -> str:
         last = ", ".join(f"{k}={v:.6g}" for k, v in self.history.last().items())
         return f"Solution({self.result.name}: {self.message} {last})"
+
+
+def check_nonempty(lower_set: AbstractSet, y: PyTree, x: PyTree) -> None:
+    """Raises `ValueError` when a coupling h(x) has left the range of A: then no y is feasible."""
+    rows, rank = lower_set.constraints(y)
+    if lower_set.coupled and (rows is None or rows != rank):
+        lower_set.check(y, x, name="lower_set")
 
 
 class DivergedError(RuntimeError):

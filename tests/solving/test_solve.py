@@ -402,3 +402,28 @@ def test_counts_beyond_32_bits():
     assert solution.ledger.upper_samples == 2_000 * per_step.upper_samples * 4_000_000
     assert (np.diff(solution.history["lower_samples"]) > 0).all()
     assert solution.history["lower_samples"][-1] == solution.ledger.lower_samples
+
+
+def test_a_coupling_that_leaves_the_range_of_A_is_told():
+    """Two equal rows of A, and an h that differs between them as soon as x moves."""
+    problem = aipod.Bilevel(
+        lambda x, y, _: jnp.sum((x - 1.0) ** 2) + jnp.sum(y**2),
+        lambda x, y, _: 0.5 * jnp.sum((y - 1.0) ** 2),
+        lower_set=aipod.Affine(
+            jnp.ones((2, 3)), 1.0, coupling=lambda x: jnp.array([0.0, 1.0]) * x[0]
+        ),
+    )
+    solver = aipod.AiPOD(upper_lr=0.1, lower_lr=0.5)
+    solution = aipod.solve(problem, solver, jnp.zeros(1), jnp.zeros(3), 20, key=KEY)
+    assert solution.result is aipod.Result.infeasible
+    assert not solution.result.ok
+    assert "Make c - h(x) lie in the range of A" in solution.message
+    with pytest.raises(ValueError, match="lower_set at the given x is empty"):
+        solution.feasible()
+    same = dataclasses.replace(
+        problem,
+        lower_set=aipod.Affine(jnp.ones((2, 3)), 1.0, coupling=lambda x: jnp.ones(2) * x[0]),
+    )
+    sound = aipod.solve(same, solver, jnp.zeros(1), jnp.zeros(3), 20, key=KEY)
+    assert sound.result is aipod.Result.completed
+    assert float(jnp.abs(jnp.sum(sound.feasible()[1]) + sound.x[0] - 1)) < 1e-10
