@@ -1,8 +1,11 @@
 """The paper's algorithms: AiPOD, E-AiPOD and E2-AiPOD."""
 
+from typing import Any, TypedDict, Unpack
+
 import optax
 
 from aipod.algorithms._alternating import Alternating
+from aipod.algorithms._variants import variant_of
 from aipod.slots.adjoint import Neumann, ProxSkipAdjoint
 from aipod.slots.lower import ProjectedSGD, ProxSkip
 from aipod.slots.upper import Delayed, EveryStep, Periodic
@@ -87,18 +90,25 @@ def EAiPOD(
     )
 
 
+class _Skipping(TypedDict, total=False):
+    """The keywords that E2-AiPOD has from E-AiPOD, for type checkers."""
+
+    upper_lr: StepSize | None
+    lower_lr: StepSize
+    lower_steps: int
+    lower_prob: float
+    upper_steps: int
+    upper_optimizer: optax.GradientTransformation | None
+
+
+@variant_of(EAiPOD, without=("extrapolation", "adjoint_random"))
 def E2AiPOD(
     *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    lower_steps: int = 5,
-    lower_prob: float = 0.3,
-    upper_steps: int = 1,
     adjoint_steps: int = 10,
     adjoint_lr: StepSize = Curvature(),
     adjoint_prob: float = 0.3,
     damping: float = 0.0,
-    upper_optimizer: optax.GradientTransformation | None = None,
+    **shared: Unpack[_Skipping],
 ) -> Alternating:
     """E2-AiPOD, the paper's algorithm `stoc-alg-skip-WS`: the adjoint skips projections too.
 
@@ -116,10 +126,12 @@ def E2AiPOD(
         solver = aipod.E2AiPOD(upper_lr=0.02, lower_lr=0.01, lower_prob=0.3, adjoint_prob=0.3)
         ```
     """
+    made: Any = EAiPOD(**shared)
+    upper = made.upper
     return Alternating(
-        lower=ProxSkip(lr=lower_lr, steps=lower_steps, prob=lower_prob),
+        lower=made.lower,
         adjoint=ProxSkipAdjoint(
             adjoint_steps, adjoint_lr, adjoint_prob, warm=False, damping=damping
         ),
-        upper=Periodic(steps=upper_steps, lr=upper_lr, optimizer=upper_optimizer),
+        upper=Periodic(steps=upper.steps, lr=upper.lr, optimizer=upper.optimizer),
     )

@@ -3,14 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from aipod.algorithms._alternating import Alternating
 
-Solver = Callable[..., Alternating]
+Solver = TypeVar("Solver", bound=Callable[..., Alternating])
 
 
-def variant_of(base: Solver, without: tuple[str, ...] = ()) -> Callable[[Solver], Solver]:
+def variant_of(
+    base: Callable[..., Alternating], without: tuple[str, ...] = ()
+) -> Callable[[Solver], Solver]:
     """Gives a function with `**arguments` the keywords of `base`, less `without`, besides its own.
 
     They are its signature for `help`, `inspect` and the command; others raise `TypeError`.
@@ -42,7 +44,8 @@ def variant_of(base: Solver, without: tuple[str, ...] = ()) -> Callable[[Solver]
             return function(**arguments)
 
         signature = inspect.Signature(parameters, return_annotation=Alternating)
-        solver.__signature__ = signature  # type: ignore[attr-defined]
-        return solver
+        described: Any = solver
+        described.__signature__ = signature
+        return described
 
     return decorate

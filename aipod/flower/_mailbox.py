@@ -21,11 +21,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.sets import AbstractSet
+from aipod.sets._agreement import AbstractAgreement, AbstractRound, bytes_of_one_client
 
 # What is known of an answer.
 UNKNOWN, KNOWN, ABSENT = 0, 1, 2
@@ -111,7 +111,7 @@ class Mailbox:
         return asked, {name: jax.freeze(rows.used) for name, rows in self._rows.items()}
 
 
-class Distant(AbstractSet):
+class Distant(AbstractAgreement):
     """Agreement between clients that are elsewhere; what `Consensus` is to one client of many.
 
     Points have a client axis of length 1.
@@ -130,19 +130,8 @@ class Distant(AbstractSet):
     def tangent(self, v: PyTree) -> PyTree:
         raise _not_over_a_network()
 
-    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
-        return jnp.zeros(()) if like is None else optax.tree.zeros_like(like)
-
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         raise _not_over_a_network()
-
-    @property
-    def federated(self) -> bool:
-        return True
-
-    @property
-    def per_client(self) -> bool:
-        return True
 
     def largest(self, values: Array) -> Array:
         return self.numbers.ask(values.astype(self.numbers.asked.dtype), LARGEST)[0]
@@ -151,16 +140,13 @@ class Distant(AbstractSet):
         return self.numbers.ask(values.astype(self.numbers.asked.dtype), TOTAL)[0]
 
     def message_size(self, y: PyTree) -> int:
-        return sum(leaf[0].nbytes for leaf in jax.tree.leaves(y))
-
-    def directions(self) -> "Distant":
-        return self
+        return bytes_of_one_client(y)
 
     def for_round(self, key: PRNGKeyArray) -> AbstractSet:
         return _Round(self)
 
 
-class _Round(AbstractSet):
+class _Round(AbstractRound):
     """The same, as one projection sees it."""
 
     base: Distant
@@ -175,17 +161,6 @@ class _Round(AbstractSet):
 
     def tangent(self, v: PyTree) -> PyTree:
         return self._ask(v, DIRECTION)
-
-    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
-        # The corrections of all clients average to zero, so the mean is the same without them; and
-        # when some clients do not answer, it is right only without them.
-        return self.project(y)
-
-    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
-        return self.base.anchor(x, like=like)
-
-    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
-        return self.base.residual(y, x)
 
 
 def _not_over_a_network() -> ValueError:

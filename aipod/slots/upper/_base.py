@@ -81,7 +81,7 @@ class AbstractUpper(eqx.Module):
         return None
 
 
-def check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: Any) -> None:
     """Raises `ValueError` unless optimizer is an optimiser of Optax, or None."""
     if optimizer is not None and not (
         callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))
@@ -107,8 +107,9 @@ def check_one_of(lr: StepSize | None, optimizer: optax.GradientTransformation | 
         raise ValueError("give either upper_lr or upper_optimizer, one of the two.")
 
 
-def check_upper_lr(lr: StepSize | None) -> None:
-    """Raises `ValueError` unless lr is a step size for x, or None."""
+def check_moves(lr: StepSize | None, optimizer: Any) -> None:
+    """Raises `ValueError` unless lr is a step size for x and optimizer one of Optax's, or None."""
+    _check_optimizer(optimizer)
     if isinstance(lr, Curvature):
         raise ValueError(
             "upper_lr cannot be aipod.Curvature(), which measures the lower level: give a number, "

@@ -14,8 +14,7 @@ from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
     AbstractUpper,
     check_between,
-    check_optimizer,
-    check_upper_lr,
+    check_moves,
     hypergradient_at,
     optimizer_step,
 )
@@ -51,8 +50,7 @@ class Delayed(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (T)")
-        check_upper_lr(self.lr)
-        check_optimizer(self.optimizer)
+        check_moves(self.lr, self.optimizer)
         check_at_least_one(self.delta, "extrapolation (delta)")
         if self.lr is None and self.optimizer is None:
             raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")

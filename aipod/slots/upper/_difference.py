@@ -12,9 +12,8 @@ from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
     AbstractUpper,
+    check_moves,
     check_one_of,
-    check_optimizer,
-    check_upper_lr,
     hypergradient_at,
     optimizer_step,
 )
@@ -47,8 +46,7 @@ class DifferenceStep(AbstractUpper):
     delta: float = 1e-2
 
     def __check_init__(self) -> None:
-        check_upper_lr(self.lr)
-        check_optimizer(self.optimizer)
+        check_moves(self.lr, self.optimizer)
         check_positive(self.delta, "perturbation (delta)")
         check_one_of(self.lr, self.optimizer)
 

@@ -15,8 +15,7 @@ from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
     AbstractUpper,
     check_between,
-    check_optimizer,
-    check_upper_lr,
+    check_moves,
     hypergradient_at,
     optimizer_step,
 )
@@ -56,8 +55,7 @@ class LocalUpper(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (tau)")
-        check_upper_lr(self.lr)
-        check_optimizer(self.optimizer)
+        check_moves(self.lr, self.optimizer)
         if self.lr is None and self.optimizer is None:
             raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
         check_between(self.lr, self.steps)

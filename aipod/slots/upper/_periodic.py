@@ -13,9 +13,8 @@ from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
     AbstractUpper,
+    check_moves,
     check_one_of,
-    check_optimizer,
-    check_upper_lr,
     hypergradient_at,
 )
 from aipod.slots.upper._every import EveryStep
@@ -48,8 +47,7 @@ class Periodic(AbstractUpper):
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "upper_steps (T)")
-        check_upper_lr(self.lr)
-        check_optimizer(self.optimizer)
+        check_moves(self.lr, self.optimizer)
         check_one_of(self.lr, self.optimizer)
         if self.optimizer is not None and self.steps > 1:
             raise ValueError(
