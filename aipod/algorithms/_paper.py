@@ -12,16 +12,34 @@ from aipod.slots.upper import Delayed, EveryStep, Periodic
 from aipod.stepsize import Curvature, StepSize
 
 
+def _series(
+    *,
+    adjoint_steps: int = 10,
+    adjoint_lr: StepSize = Curvature(),
+    adjoint_random: bool = False,
+    damping: float = 0.0,
+) -> Neumann:
+    """The Neumann series of AiPOD and E-AiPOD, by their keywords."""
+    return Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping)
+
+
+class _Series(TypedDict, total=False):
+    """The keywords of `_series`, for type checkers."""
+
+    adjoint_steps: int
+    adjoint_lr: StepSize
+    adjoint_random: bool
+    damping: float
+
+
+@variant_of(_series)
 def AiPOD(
     *,
     upper_lr: StepSize | None = None,
     lower_lr: StepSize = Curvature(),
     lower_steps: int = 5,
-    adjoint_steps: int = 10,
-    adjoint_lr: StepSize = Curvature(),
-    adjoint_random: bool = False,
-    damping: float = 0.0,
     upper_optimizer: optax.GradientTransformation | None = None,
+    **series: Unpack[_Series],
 ) -> Alternating:
     """AiPOD, the paper's algorithm `stoc-alg`: every step of both levels is projected.
 
@@ -44,11 +62,12 @@ def AiPOD(
     """
     return Alternating(
         lower=ProjectedSGD(lr=lower_lr, steps=lower_steps),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping),
+        adjoint=_series(**series),
         upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
     )
 
 
+@variant_of(_series)
 def EAiPOD(
     *,
     upper_lr: StepSize | None = None,
@@ -57,11 +76,8 @@ def EAiPOD(
     lower_prob: float = 0.3,
     upper_steps: int = 1,
     extrapolation: float = 1.0,
-    adjoint_steps: int = 10,
-    adjoint_lr: StepSize = Curvature(),
-    adjoint_random: bool = False,
-    damping: float = 0.0,
     upper_optimizer: optax.GradientTransformation | None = None,
+    **series: Unpack[_Series],
 ) -> Alternating:
     """E-AiPOD, the paper's algorithm `stoc-alg-skip`: most projections of y are skipped.
 
@@ -83,7 +99,7 @@ def EAiPOD(
     """
     return Alternating(
         lower=ProxSkip(lr=lower_lr, steps=lower_steps, prob=lower_prob),
-        adjoint=Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping),
+        adjoint=_series(**series),
         upper=Delayed(
             steps=upper_steps, delta=extrapolation, lr=upper_lr, optimizer=upper_optimizer
         ),

@@ -11,7 +11,7 @@ Solver = TypeVar("Solver", bound=Callable[..., Alternating])
 
 
 def variant_of(
-    base: Callable[..., Alternating], without: tuple[str, ...] = ()
+    base: Callable[..., Any], without: tuple[str, ...] = ()
 ) -> Callable[[Solver], Solver]:
     """Gives a function with `**arguments` the keywords of `base`, less `without`, besides its own.
 
@@ -29,8 +29,10 @@ def variant_of(
             for name, parameter in inspect.signature(base).parameters.items()
             if name not in without
         }
-        last = keywords.pop("upper_optimizer")
-        parameters = [*(keywords | own).values(), last]
+        # The first keyword of a solver is that of x, and so is the last.
+        found = own | keywords if "upper_lr" in own else keywords | own
+        last = found.pop("upper_optimizer")
+        parameters = [*found.values(), last]
         names = [parameter.name for parameter in parameters]
 
         @functools.wraps(function)
