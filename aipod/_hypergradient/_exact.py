@@ -111,9 +111,9 @@ def _newton(
     gradient, size = slope(start)
     carry = (start, gradient, size, jnp.zeros((), int), size > 0)
     y, gradient, size, _, _ = jax.lax.while_loop(going, newton, carry)
-    # What a gradient is compared with to be zero: its own part off the set, and the change of it
-    # over a distance of the size of y (or 1). Where the run began does not count: a function
-    # without a minimiser has small gradients far out too.
+    # The scale that a zero gradient is measured against: its own part off the set, and its change
+    # over a distance of the size of y (or 1). The start does not count, because a function without
+    # a minimiser has small gradients far away too.
     ones = optax.tree.ones_like(y)
     across = optax.tree.norm(hessian_product(objective, y, ones)) / optax.tree.norm(ones)
     scale = jnp.maximum(optax.tree.norm(gradient), across * jnp.maximum(1.0, optax.tree.norm(y)))
@@ -143,6 +143,6 @@ def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array
     """
     gradient = exact_hypergradient(problem, x, y0)
     upper_set = problem.upper_set
-    # Projected on both sides: with one side the rounding error of a tiny value can be negative.
+    # Projected on both sides: otherwise rounding could make a tiny value negative.
     along = upper_set.tangent(upper_set.riesz(gradient))
     return optax.tree.vdot(upper_set.cotangent(gradient), along)

@@ -2,7 +2,7 @@
 
 `jax.random.split` hashes with Threefry, which on a CPU takes about a microsecond to run and an
 eighth of a second to compile at every place it is called; one outer step has a dozen such places.
-A step's own key does come from there. The keys below it come from a plain integer hash of it.
+So only the key of an outer step comes from there; the keys below it are integer hashes of it.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ def round_keys(key: PRNGKeyArray, count: int) -> PRNGKeyArray:
 
 
 def coins(key: PRNGKeyArray, probability: float | Array, count: int) -> Array:
-    """`count` independent coins that are true with a probability, which is met to 1 in 2^24."""
+    """`count` independent coins, each true with the given probability (to 1 in 2^24)."""
     word = jax.random.key_data(subkeys(key, count))[:, 0]
     return (word >> 8).astype(jnp.float32) * 2.0**-24 < probability
 

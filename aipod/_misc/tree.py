@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees that Optax does not have: with the data type of the first operand kept."""
+"""Arithmetic on pytrees that Optax lacks; results keep the data types of the first operand."""
 
 from typing import Any
 
@@ -45,12 +45,12 @@ def as_arrays(tree: PyTree) -> PyTree:
 
 
 def to_device(array: ArrayLike, dtype: Any = float) -> Array:
-    """Numbers as an array of JAX; converted here, where that takes no compiled program."""
+    """Numbers as a JAX array; converted by NumPy, which compiles nothing."""
     return jax.device_put(np.asarray(array, jax.dtypes.canonicalize_dtype(dtype)))
 
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    """The tree in the data types of another: what a loop carries must not change its type."""
+    """The tree in the data types of another; a loop must keep the types of what it carries."""
     return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.result_type(old)), tree, like)
 
 

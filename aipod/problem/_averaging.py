@@ -41,7 +41,7 @@ class _Mean(eqx.Module):
 
 
 def averaged(problem: Bilevel, draws: int) -> Bilevel:
-    """The problem of the same expectation whose every sample is the mean of `draws` of its own."""
+    """The same problem, with each sample averaged over `draws` draws."""
 
     def larger(objective: Objective, samples: Sampler | None) -> tuple[Objective, Sampler | None]:
         if samples is None or draws == 1:

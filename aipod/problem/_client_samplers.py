@@ -104,7 +104,7 @@ class ClientMinibatches(AbstractSampler):
 
 
 def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:
-    """The batch of all data, with what the padding counts: nothing."""
+    """The batch of all data; padded examples have weight 0."""
     if counts is None:
         return batch
     pool = jax.tree.leaves(batch.data)[0].shape[1]

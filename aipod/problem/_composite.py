@@ -65,7 +65,7 @@ def rebuilt(
     features: Callable[[Any], Any],
     head: Callable[[Any], Any],
 ) -> Objective:
-    """`plain` of an objective; of a `Composite`, one with `features` and `head` of its parts."""
+    """Applies `plain` to an objective, or `features` and `head` to the parts of a `Composite`."""
     if isinstance(objective, Composite):
         return Composite(features(objective.features), head(objective.head))
     return plain(objective)

@@ -1,4 +1,4 @@
-"""Shorter messages: numbers of 16 bits on the way to the server, and nothing lost in the end.
+"""Messages of 16 bits per number, with error feedback.
 
 A client sends the difference between what it has to say and what the server already knows,
 rounded to 16 bits; both sides then know the same sum (error feedback in the form of EF21). As the

@@ -20,14 +20,14 @@ ROWS = 256
 # A chunk ends when one of its 32-bit counts gets this far; one more step then cannot overflow it,
 # unless that step alone spends a billion samples.
 FULL = 2**30
-# Outer steps between two looks at whether all is finite; a look takes as long as some small steps.
+# Outer steps between two checks for NaN; a check costs as much as several small steps.
 STRIDE = 256
 
 Record = Callable[[PyTree, PyTree], Any]
 
 
 class Limits(eqx.Module):
-    """Where a chunk must end. Arrays, so that a change of mind compiles nothing anew."""
+    """Where a chunk must end. These are arrays, so that changing them does not recompile."""
 
     end: Array
     final: Array
@@ -98,8 +98,8 @@ def run_chunk(
 ) -> Chunk:
     """Outer steps until a limit: a loop over rows to record, around strides of several steps.
 
-    Whether all numbers are finite is looked at after each stride. If not, the stride is made again
-    from its beginning, one step at a time, up to the last finite state.
+    After each stride all numbers are checked. If one is not finite, the stride is repeated one step
+    at a time, up to the last finite state.
     """
 
     def spent(state: State) -> Array:
@@ -159,7 +159,7 @@ def run_chunk(
             "record(x, y) return it."
         )
     yes, no = jnp.asarray(True), jnp.asarray(False)
-    # Fresh counts in each chunk: 32 bits then last, and Python keeps the totals.
+    # Counts restart in each chunk, so that 32 bits suffice; Python keeps the totals.
     state = eqx.tree_at(lambda s: s.counts, state, Counts.zero())
     chunk = Chunk(state, rows, jnp.zeros((), jnp.int32), yes, jnp.zeros((), jnp.int32), no)
     return jax.lax.while_loop(going, to_next_row, chunk)

@@ -63,7 +63,7 @@ _COUNTS = tuple(field.name for field in dataclasses.fields(Counts))
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What one client's x and y weigh on the wire: turns a chunk's counts into a ledger's."""
+    """The bytes of one client's x and y in a message; turns a chunk's counts into a ledger."""
 
     federated: bool
     x_up: int

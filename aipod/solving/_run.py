@@ -23,7 +23,8 @@ from aipod.solving._progress import Progress
 from aipod.solving._solution import Result, Solution, check_nonempty
 from aipod.solving._stop import Stop
 
-# Seconds between two returns to Python: short for eyes and Ctrl-C, long against their own cost.
+# Seconds between returns to Python: often enough for progress and Ctrl-C, rarely enough to be
+# cheap.
 _CHUNK_SECONDS = 0.5
 # Counts inside a chunk are 32-bit; a limit above this is no limit for one chunk.
 _NO_LIMIT = 2**30
@@ -147,7 +148,7 @@ class Run:
                 step = int(self.books.state.step)
                 rate = (step - before) / max(took, 1e-9)
                 self._report(front, rate)
-                # Towards chunks of the wanted duration, not faster than eightfold: the first
+                # Aim for chunks of the wanted duration, but grow at most eightfold: the first
                 # steps of a program are slower than the rest.
                 wanted = int(rate * min(_CHUNK_SECONDS, self._checkpoint_seconds))
                 size = max(1, min(wanted, 8 * size, _NO_LIMIT))

@@ -1,4 +1,4 @@
-"""The only outer loop: compiled chunks of outer steps, and between them what people want to see."""
+"""`solve`: runs a solver on a problem, in compiled chunks of outer steps."""
 
 import contextlib
 import inspect

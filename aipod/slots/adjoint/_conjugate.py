@@ -88,8 +88,8 @@ def solve_projected(
         inside = lower_set.tangent(v)
         outside = optax.tree.sub(v, inside)
         product = optax.tree.add_scale(hessian(inside), damping, inside)
-        # The identity off Ker A keeps the operator regular where rounding leaves it: without it
-        # a converged iteration meets directions of zero curvature and returns NaN.
+        # The identity off Ker A keeps the operator regular where rounding errors leave Ker A;
+        # otherwise a converged iteration would meet directions of zero curvature.
         return optax.tree.add(
             optax.tree.scale(1 / scale, lower_set.cotangent(product)),
             optax.tree.sub(outside, lower_set.cotangent(outside)),

@@ -1,4 +1,4 @@
-"""The two ends of the scale: no adjoint at all, and a dense solve."""
+"""The two simplest adjoints: zero, and a dense solve."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from aipod.stepsize import check_not_negative
 
 
 class Zero(AbstractAdjoint):
-    """z = 0: what x does to y is not seen. For methods that ignore the nesting.
+    """z = 0, for methods that ignore how y depends on x.
 
     !!! example
         ```python
@@ -55,8 +55,8 @@ class Direct(AbstractAdjoint):
         hessian = jax.hessian(lambda t: problem.lower(x, restore(t), batch))(flat)
         hessian = hessian + self.damping * identity
         off = identity - basis
-        # Off Ker A the matrix is filled with something positive, which the projected right-hand
-        # side never meets: one regular system stands for the singular one.
+        # Something positive off Ker A makes the matrix regular; the projected right-hand side has
+        # no part there, so the solution does not change.
         matrix = basis.T @ hessian @ basis + off.T @ off
         gradient = ravel_pytree(grad_y_upper(problem, x, y, upper_batch))[0]
         z = basis @ jnp.linalg.solve(matrix, basis.T @ gradient)

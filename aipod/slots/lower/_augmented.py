@@ -1,4 +1,4 @@
-"""The lower level by the method of multipliers: no projections, and a tolerance for a count."""
+"""The method of multipliers: the lower level to a tolerance, without projections."""
 
 import equinox as eqx
 import jax
