@@ -58,6 +58,11 @@ class Budget(AbstractSet):
     def coupled(self) -> bool:
         return self.right.coupling is not None
 
+    @property
+    def total(self) -> Array:
+        """The sum; in a set with x fixed, less h(x)."""
+        return self.right.target
+
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
         return 1, 1
 

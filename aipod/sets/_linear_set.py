@@ -124,6 +124,11 @@ class AbstractLinearSet(AbstractSet):
         return self.equations.map
 
     @property
+    def target(self) -> PyTree:
+        """c; in a set with x fixed, c - h(x)."""
+        return self.equations.right.target
+
+    @property
     def rank(self) -> int | None:
         """The rank of A; None where A was never factored."""
         return self.map.rank
@@ -133,7 +138,7 @@ class AbstractLinearSet(AbstractSet):
         return self.equations.coupled
 
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
-        return total_size(self.equations.right.target), self.rank
+        return total_size(self.target), self.rank
 
     def _taken(self, y: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         """`_flatten` in working precision; the way back leads to the data types of y."""

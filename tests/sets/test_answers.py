@@ -167,6 +167,42 @@ def test_the_directions_of_a_weighted_set_keep_its_inner_product():
         np.testing.assert_array_equal(getattr(along, name)(Y), getattr(made, name)(Y))
 
 
+def test_the_directions_of_a_set_of_clients_keep_its_clients():
+    class First(AbstractSet):
+        """All clients agree; in a round only the first is present."""
+
+        present: bool = eqx.field(default=False, static=True)
+
+        def project(self, y, x=None):
+            return jnp.broadcast_to(jnp.mean(y, axis=0, keepdims=True), y.shape)
+
+        def tangent(self, v):
+            return self.project(v)
+
+        def anchor(self, x=None, *, like=None):
+            return jnp.zeros_like(like)
+
+        def residual(self, y, x=None):
+            return y - self.project(y)
+
+        @property
+        def federated(self):
+            return True
+
+        def for_round(self, key):
+            return First(present=True)
+
+        def keep_absent(self, new, old):
+            return old.at[0].set(new[0]) if self.present else new
+
+    along = First().directions()
+    assert along.federated
+    new, old = jnp.ones((3, 2)), jnp.zeros((3, 2))
+    np.testing.assert_array_equal(along.keep_absent(new, old), new)
+    one = along.for_round(jax.random.key(0))
+    np.testing.assert_array_equal(one.keep_absent(new, old), old.at[0].set(1.0))
+
+
 def test_agreement_over_a_network_needs_little_of_its_own():
     """What the sets of one client among many inherit."""
 
