@@ -87,6 +87,7 @@ def test_an_option_outside_its_limit_is_refused(name, value, words):
 
 def test_the_limits_themselves_are_inside():
     assert Options(size=1, noise=0.0, share=1.0, free=math.nan).share == 1.0
+    assert Options().share is None
 
 
 def test_a_very_long_value_is_cut_short():
