@@ -32,6 +32,8 @@ def compare(request: Request) -> int:
             "aipod: every run ended before anything was recorded: choose smaller steps, such as "
             "--lower-lr curvature."
         )
+        if request.as_json:
+            print(json.dumps({"kind": "comparison", "tables": [], "folder": str(folder.path)}))
         return EXIT["diverged"]
     summary = _conclude(config, folder)
     if request.as_json:

@@ -273,6 +273,14 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     assert len(list((tmp_path / "both").rglob("summary.json"))) == 5
 
 
+def test_a_comparison_of_which_nothing_was_recorded(tmp_path):
+    line = f"compare {TINY} --solvers aipod --seeds 1 --lower-lr 1e38 --every 50 --out c --json"
+    result = aipod(line, tmp_path, 3)
+    assert only_json(result)["tables"] == []
+    assert "choose smaller steps" in result.stderr
+    assert "no finished run in c" in aipod("report c", tmp_path, 2).stderr
+
+
 # The comparison of the paper's Figure 1.
 
 

@@ -75,6 +75,7 @@ def test_a_command_in_the_background_goes_on_ignoring_ctrl_c(tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + TOLD
     process = start("list --json", tmp_path, code)
     assert process.stdout.readline() == b"on\n"
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0

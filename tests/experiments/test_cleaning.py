@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -105,3 +106,15 @@ def test_impossible_options_are_refused(change):
 def test_splits_that_leave_nothing_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         cleaning.mixture(dataclasses.replace(OPTIONS, **change))
+
+
+def test_a_few_images_that_are_not_square_are_drawn_too():
+    rng = np.random.default_rng(0)
+    examples = cleaning.Examples(rng.uniform(size=(5, 4 * 5 + 1)), np.array([0, 1, 0, 1, 0]))
+    truth = np.array([0, 1, 1, 1, 0])
+    data = cleaning.Mixture(examples, truth, examples, examples, 2)
+    figure = plt.figure()
+    cleaning.draw_weights(figure, data, rng.uniform(size=5))
+    drawn = [image.get_array().shape for axes in figure.axes for image in axes.images]
+    assert drawn == [(4, 5)] * 10
+    plt.close(figure)

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import struct
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -61,6 +62,10 @@ def test_digits_come_along():
     assert 0 <= found.train.images.min() <= found.train.images.max() <= 1
 
 
+def head(*shape: int) -> bytes:
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
+
+
 NAME = "train-images-idx3-ubyte"
 DAMAGE = {
     "missing": (None, "holds no file train-images-idx3-ubyte.*--data-dir.*AIPOD_DATA"),
@@ -69,6 +74,13 @@ DAMAGE = {
     "flipped bits": (lambda raw: gzip.compress(raw)[:60] + b"\xff" * 40, "does not decompress"),
     "wrong kind": (lambda raw: b"\x89PNG" + raw, "not an idx file"),
     "empty": (lambda raw: b"", "not an idx file"),
+    "no images": (lambda raw: idx(np.zeros((0, 4, 5), np.uint8)), "holds no data"),
+    "no pixels": (lambda raw: idx(np.zeros((30, 0, 5), np.uint8)), "holds no data"),
+    "larger than its file": (lambda raw: head(30, 4, 6) + raw[16:], "holds less"),
+    "far larger than its file": (lambda raw: head(2**32 - 1, 2**32 - 1, 9) + raw, "holds less"),
+    # 2^64 bytes, which is 0 in 64 bits.
+    "a length that wraps": (lambda raw: head(2**31, 2**31, 4), "holds less"),
+    "smaller than its file": (lambda raw: head(30, 4, 4) + raw[16:], "holds more"),
     "other length": (
         lambda raw: gzip.compress(idx(np.zeros((29, 4, 5), np.uint8))),
         "29 images but 30 labels",
@@ -91,6 +103,36 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path, files, kind):
         path.write_bytes(damage(files[NAME]))
     with pytest.raises(data.DataError, match=message):
         data.mnist(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(30, 4, 5), (2**32 - 1, 2**32 - 1, 2**32 - 1)])
+def test_an_archive_is_unpacked_no_further_than_its_header_says(tmp_path, files, shape):
+    """50 MB of nothing in 50 kB; a liar of a header unpacks nothing at all."""
+    write(tmp_path, files)
+    bomb = gzip.compress(head(*shape) + bytes(50_000_000), compresslevel=9)
+    (tmp_path / f"{NAME}.gz").write_bytes(bomb)
+    tracemalloc.start()
+    with pytest.raises(data.DataError, match="truncated or damaged"):
+        data.mnist(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5_000_000
+
+
+def test_a_cached_copy_that_unpacks_to_more_than_mnist_is_fetched_again(tmp_path):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(60_000_000), compresslevel=9))
+    assert data._digest(path) == ""
+
+
+def test_classes_are_those_of_both_parts(tmp_path, files):
+    files["t10k-labels-idx1-ubyte"] = idx(np.full(10, 7, np.uint8))
+    assert data.mnist(write(tmp_path, files)).classes == 8
+
+
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(data.DataError, match="data_dir is empty"):
+        data.mnist("")
 
 
 def test_an_unknown_name():

@@ -10,6 +10,7 @@ method is not told which, and the weight of an example should come to tell.
 """
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -172,17 +173,21 @@ def draw_weights(figure: "Figure", data: Mixture, weights: np.ndarray) -> None:
     place.set(xlabel="weight sigmoid(x)", ylabel="training examples")
     place.legend(loc="upper center")
     order = np.argsort(weights)
-    columns, side = 8, int(np.sqrt(data.training.inputs.shape[1]))
+    columns, pixels = 8, data.training.inputs.shape[1] - 1
+    # Images that are not square are shown as the rectangle nearest to a square.
+    height = max(d for d in range(1, math.isqrt(pixels) + 1) if pixels % d == 0)
     shown = (("least trusted", order[: 2 * columns]), ("most trusted", order[-2 * columns :][::-1]))
     rows: Any = right.subfigures(2, 1)
     for row, (title, chosen) in zip(rows, shown, strict=True):
         row.suptitle(title, fontsize=9, fontweight="bold")
-        for axes, index in zip(row.subplots(2, columns).flat, chosen, strict=True):
+        places = row.subplots(2, columns).ravel()
+        for axes in places:
+            axes.axis("off")
+        for axes, index in zip(places, chosen, strict=False):  # there may be fewer examples
             image = data.training.inputs[index, :-1]
-            axes.imshow(image.reshape(side, side), cmap="gray_r")
+            axes.imshow(image.reshape(height, -1), cmap="gray_r")
             colour = "#D55E00" if data.wrong[index] else "#0072B2"
             axes.set_title(str(data.training.labels[index]), fontsize=9, color=colour, pad=1)
-            axes.axis("off")
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
