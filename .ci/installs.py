@@ -111,8 +111,10 @@ def use(env: Environment) -> None:
     if env.extras & {"experiments", "flower"}:
         env("aipod", "--help")
         env("aipod", "list")
-        env("aipod", *twenty, "one")
+    if env.extras == {"flower"}:
+        hint(env, "aipod", *twenty, "one")
     if "experiments" in env.extras:
+        env("aipod", *twenty, "one")
         env("aipod", "report", "one")
         env("aipod", "compare", "synthetic", "--steps", "10", "--seeds", "2", "--out", "two")
         env("aipod", "check", "synthetic")
