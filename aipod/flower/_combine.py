@@ -35,7 +35,7 @@ def combine(
     present = sorted(asked)
     own = np.array([weights[index] for index in present], float)
     # The weights of a whole federation add up to 1.
-    every = sum(weights.values()) * clients / len(weights)
+    every = sum(weights[index] for index in sorted(weights)) * clients / len(weights)
     return {
         name.rpartition(".")[0]: _combined(
             int(name.rpartition(".")[2]),

@@ -6,30 +6,26 @@ everything it knows before an answer leaves. It does not know what the numbers m
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from aipod.flower import _requests
-from aipod.flower._combine import combine, majority, mean_of
-from aipod.flower._parcel import Parcel
+from aipod.flower._combine import combine, mean_of
+from aipod.flower._exchange import Exchanges, Replies
 from aipod.flower._progress import (
     DivergedError,
     Hello,
     NotEnoughClientsError,
-    Owed,
     Post,
     Progress,
     Terms,
 )
-from aipod.flower._reply import BadReplyError, Expected, Reply
+from aipod.flower._reply import Expected
 from aipod.flower._roll import Roll
 
 # Seconds between two looks for clients that have come back.
 _LOOK = 1.0
-
-Replies = dict[int, Reply]
 
 
 class Coordinator:
@@ -55,15 +51,11 @@ class Coordinator:
         record: Callable[[int, dict[str, np.ndarray]], None],
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.post, self.terms, self.progress = post, terms, progress
-        self._expected, self._start = expected, start
+        self.terms, self.progress, self._start = terms, progress, start
         self._save, self._record, self._log = save, record, log
-        self._roll = Roll(post, terms, progress, digest, log)
-        self._absent: dict[int, str] = {}
-        self._diverged: Counter[int] = Counter()
         self._newest: set[str] = set(progress.answers)
-        for index in progress.counted - set(progress.owed):
-            self._owe(index)
+        self._roll = roll = Roll(post, terms, progress, digest, log)
+        self._exchanges = Exchanges(post, terms, progress, roll, expected, self._look, log)
 
     def run(self) -> None:
         """Until the last step is made; raises when there are too few clients, or divergence."""
@@ -77,15 +69,18 @@ class Coordinator:
                 return
             self._answer(replies, step)
             update = _requests.update(self.terms, self.progress, self._newest)
-            replies = self._exchange(dict.fromkeys(self._roll.members, update))
+            replies = self._exchanges.send(dict.fromkeys(self._roll.members, update))
+
+    def _look(self) -> None:
+        self._roll.look(_LOOK)
 
     def _gather(self) -> None:
         """Waits until all clients are there, or for a while and then for as many as are needed."""
-        self._roll.look(_LOOK)
+        self._look()
         deadline = time.monotonic() + self.terms.wait
         while True:
-            self._roll.look(_LOOK)
             late = time.monotonic() > deadline
+            self._roll.look(0.0 if late else _LOOK)
             if self._roll.complete(late=late):
                 return
             if late:
@@ -95,16 +90,16 @@ class Coordinator:
     def _enough(self, replies: Replies) -> Replies:
         """Replies that agree, with those of clients that came back, and as many as are needed."""
         deadline = time.monotonic() + self.terms.wait
-        self._diverged.clear()
+        self._exchanges.diverged.clear()
         while True:
-            self._roll.look(_LOOK)
-            replies = self._agreeing(replies | self._readmit())
+            self._look()
+            replies = self._exchanges.agreeing(replies | self._readmit())
             if replies:
-                replies = self._agreeing(self._admit(replies))
+                replies = self._exchanges.agreeing(self._admit(replies))
             if len(replies) >= self._roll.needed:
                 return replies
             # Twice, since a message may be damaged on its way.
-            diverged = {index for index, times in self._diverged.items() if times > 1}
+            diverged = {index for index, times in self._exchanges.diverged.items() if times > 1}
             if len(diverged | set(replies)) >= self._roll.needed:
                 raise self._divergence(self.progress.step + 1)
             if time.monotonic() > deadline:
@@ -114,79 +109,12 @@ class Coordinator:
     def _too_few(self, found: int) -> NotEnoughClientsError:
         self._save()
         troubles = self._roll.troubles()
-        troubles |= {f"client {index}": reason for index, reason in self._absent.items()}
+        troubles |= {f"client {index}": reason for index, reason in self._exchanges.absent.items()}
         why = "".join(f"; {who}: {reason}" for who, reason in troubles.items())
         return NotEnoughClientsError(
             f"only {found} of at least {self._roll.needed} clients in {self.terms.wait:g} s; "
             f"everything is saved, go on with resume-from when they are back{why}."
         )
-
-    # Exchanges
-
-    def _exchange(self, parcels: Mapping[int, Parcel]) -> Replies:
-        """The good replies that came in time; the other clients are absent from now on."""
-        nodes = {self._roll.members[index]: index for index in parcels}
-        tickets = self.post.send(
-            {node: parcels[index] for node, index in nodes.items()}, self.terms.round_timeout
-        )
-        waiting = {ticket: nodes[node] for node, ticket in tickets.items()}
-        for index in set(parcels) - set(waiting.values()):
-            self._drop(index, "its node cannot be reached")
-        replies: Replies = {}
-        deadline = time.monotonic() + self.terms.round_timeout
-        while waiting:
-            for ticket, found in self.post.collect(list(waiting)).items():
-                index = waiting.pop(ticket)
-                try:
-                    replies[index] = self._checked(found)
-                except BadReplyError as error:
-                    self._drop(index, str(error))
-            if waiting and time.monotonic() > deadline:
-                for index in waiting.values():
-                    self._drop(index, f"no reply in {self.terms.round_timeout:g} s")
-                break
-            if waiting:
-                self._roll.look(_LOOK)
-                time.sleep(self.terms.poll)
-        return replies
-
-    def _checked(self, found: Parcel | str) -> Reply:
-        if isinstance(found, str):
-            raise BadReplyError(found)
-        last = max(self.terms.steps, self.progress.step + 1)
-        return self._expected.reply(found, last)
-
-    def _drop(self, index: int, reason: str) -> None:
-        self._log(f"client {index} is absent: {reason}")
-        self._absent[index] = reason
-        self._roll.leave(index)
-        self._owe(index)
-
-    def _owe(self, index: int) -> None:
-        progress = self.progress
-        if index not in progress.owed:
-            progress.owed[index] = Owed(progress.step, progress.exchange, dict(progress.answers))
-
-    def _agreeing(self, replies: Replies) -> Replies:
-        """The replies of most clients, which are at one step and ask the same; others are absent.
-
-        Clients of one run ask the same, since what they ask follows from the shared key.
-        """
-        kinds = {i: (r.finite, r.step, frozenset(r.asked)) for i, r in replies.items()}
-        common = majority(kinds.values(), lambda kind: (kind[0], len(kind[2]) > 0, -kind[1]))
-        for index, kind in kinds.items():
-            if common is None or kind == common:
-                continue
-            finite, step, _ = kind
-            if not finite:
-                self._diverged[index] += 1
-                reason = "its numbers are NaN, infinite or too large to average"
-            elif step != common[1]:
-                reason = f"it is at outer step {step}, others at {common[1]}"
-            else:
-                reason = "it asks for other things than the others: has it other versions?"
-            self._drop(index, reason)
-        return {index: replies[index] for index, kind in kinds.items() if kind == common}
 
     # Clients that come back
 
@@ -204,7 +132,7 @@ class Coordinator:
             else:
                 continue
             self._roll.join(hello)
-        return self._exchange(parcels)
+        return self._exchanges.send(parcels)
 
     def _sane(self, hello: Hello) -> bool:
         """Whether a client's own state is what it should be: neither lost nor from elsewhere."""
@@ -222,7 +150,7 @@ class Coordinator:
         first = next(iter(replies.values()))
         if not late or first.step == progress.step or not first.finite:
             return replies
-        paused = self._exchange(dict.fromkeys(replies, _requests.pause(terms, progress)))
+        paused = self._exchanges.send(dict.fromkeys(replies, _requests.pause(terms, progress)))
         given = {
             index: reply.shared
             for index, reply in paused.items()
@@ -230,7 +158,7 @@ class Coordinator:
         }
         if not given:
             return {index: replies[index] for index in paused}
-        shared = mean_of(list(given.values()), [progress.weights[index] for index in given])
+        shared = self._mean(given)
         reset = any(h.index in progress.counted and not self._sane(h) for h in late)
         parcels = {}
         for hello in late:
@@ -244,7 +172,7 @@ class Coordinator:
             self._log(f"client {hello.index} goes on from where the others are")
             self._roll.join(hello)
         if not reset:
-            return {index: replies[index] for index in paused} | self._exchange(parcels)
+            return {index: replies[index] for index in paused} | self._exchanges.send(parcels)
         self._log("a client lost its corrections: those of all clients begin anew at zero")
         progress.counted, progress.owed = set(), {}
         parcels |= dict.fromkeys(paused, _requests.restart(terms, progress))
@@ -253,7 +181,7 @@ class Coordinator:
             index: dataclasses.replace(reply, models={**replies[index].models, **reply.models})
             if index in replies
             else reply
-            for index, reply in self._exchange(parcels).items()
+            for index, reply in self._exchanges.send(parcels).items()
         }
 
     # What is answered
@@ -267,8 +195,13 @@ class Coordinator:
                     raise self._divergence(step)
                 models.setdefault(step, {})[index] = model
         for step, found in sorted(models.items()):
-            weights = [self.progress.weights[index] for index in found]
-            self._record(step, mean_of(list(found.values()), weights))
+            self._record(step, self._mean(found))
+
+    def _mean(self, found: Mapping[int, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        # In the order of their indices: who replies first must not change the last digit.
+        present = sorted(found)
+        weights = [self.progress.weights[index] for index in present]
+        return mean_of([found[index] for index in present], weights)
 
     def _divergence(self, step: int) -> DivergedError:
         return DivergedError(
@@ -292,5 +225,5 @@ class Coordinator:
         progress.counted |= set(replies)
         for index in replies:
             progress.owed.pop(index, None)
-            self._absent.pop(index, None)
+            self._exchanges.absent.pop(index, None)
         self._save()
