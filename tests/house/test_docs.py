@@ -29,8 +29,9 @@ PAGES = {
     str(path.relative_to(DOCS)): BLOCK.findall(path.read_text())
     for path in sorted(DOCS.rglob("*.md"))
 }
-# The README's code runs in test_examples.py, in a process of its own.
-WITH_CODE = [name for name, blocks in PAGES.items() if blocks]
+# The README's code runs in test_examples.py, in a process of its own; that of extend.md in
+# test_extend.py, where its numbers are looked at too.
+WITH_CODE = [name for name, blocks in PAGES.items() if blocks and name != "extend.md"]
 
 
 def public():
@@ -139,10 +140,33 @@ def test_the_reference_has_every_public_name_once():
     assert set(PUBLIC) - set(listed) == set()
 
 
-def test_the_labels_that_docstrings_cite_stand_on_the_page_of_the_mathematics():
+@pytest.fixture(scope="module")
+def hooks():
+    pytest.importorskip("latex2mathml")
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_reference_shows_the_keywords_of_variants(hooks):
+    variants = {n: f for n, f in vars(aipod).items() if hasattr(f, "__signature__")}
+    variants = {n: f for n, f in variants.items() if hasattr(f, "__wrapped__")}
+    assert {"ALSET", "BSA", "StocBiO", "TTSA", "LFedNest", "FirstOrderPenalty"} <= set(variants)
+    inside = {name: function.__wrapped__ for name, function in variants.items()}
+    try:
+        hooks.on_startup()
+        for name, function in variants.items():
+            # This is how mkdocstrings looks at a function.
+            shown = inspect.signature(inspect.unwrap(function)).parameters
+            assert "upper_lr" in shown, name
+            assert "arguments" not in shown, name
+    finally:
+        for name, function in variants.items():
+            function.__wrapped__ = inside[name]
+
+
+def test_the_labels_that_docstrings_cite_stand_on_the_page_of_the_mathematics(hooks):
     page = (DOCS / hooks.MATHEMATICS).read_text()
     sources = "".join(path.read_text() for path in (ROOT / "aipod").rglob("*.py"))
     assert [label for label in hooks.LABELS if f"`{label}`" not in page] == []
