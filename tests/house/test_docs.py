@@ -57,6 +57,22 @@ def test_the_code_of_a_page_runs(page, capsys):
     assert "nan" not in capsys.readouterr().out
 
 
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_that_the_documents_name_are_there(text):
+    roots = "aipod|tests|examples|benchmarks|docs"
+    named = re.findall(rf"`((?:{roots})/[\w./*-]*)`", text.read_text())
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
+def test_the_readme_lists_every_room():
+    layout = (ROOT / "README.md").read_text().partition("## Layout")[2]
+    rooms = {path.name for path in (ROOT / "aipod").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert {room for room in rooms if f"`aipod/{room}`" not in layout} == set()
+
+
 def test_there_is_code_to_run():
     assert {"index.md", "get-started.md", "federated.md", "e3-aipod.md"} <= set(WITH_CODE)
 
