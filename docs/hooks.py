@@ -1,14 +1,17 @@
 """What the pages need beyond Markdown.
 
-Formulas become MathML when the pages are built: no script and no font is needed to read them. They
-are written as GitHub takes them too: a fenced block `math`, or $`...`$ in a line. And where a
-docstring names an equation by the paper's label, the label leads to the page on the mathematics.
+- Formulas become MathML when the pages are built, so that no script and no font is needed to read
+  them. They are written as GitHub takes them too: a fenced block `math`, or $`...`$ in a line.
+- Where a docstring names an equation by the paper's label, the label links to the mathematics.
+- Solvers that take the keywords of another one are shown with those keywords.
 """
 
 import re
 from typing import Any
 
 from latex2mathml.converter import convert
+
+import aipod
 
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`([^`\n]+)`\$")
@@ -26,6 +29,16 @@ LABELS = (
     *("stoc-alg-skip-WS", "update-hatlambda-WS", "update-lz1-WS", "update-lz2-WS"),
     *("WS-df", "WS-x", "thm", "redu-LL", "redu-UL", "thm:conv-E2", "cor-E2"),
 )
+
+
+def on_startup(**_: Any) -> None:
+    """Lets the reference see the signature that a variant of a solver has at run time.
+
+    mkdocstrings looks through `functools.wraps` at the function inside, which has `**arguments`.
+    """
+    for value in vars(aipod).values():
+        if hasattr(value, "__signature__") and hasattr(value, "__wrapped__"):
+            del value.__wrapped__
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

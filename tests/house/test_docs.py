@@ -29,8 +29,9 @@ PAGES = {
     str(path.relative_to(DOCS)): BLOCK.findall(path.read_text())
     for path in sorted(DOCS.rglob("*.md"))
 }
-# The README's code runs in test_examples.py, in a process of its own.
-WITH_CODE = [name for name, blocks in PAGES.items() if blocks]
+# The README's code runs in test_examples.py, in a process of its own; that of extend.md in
+# test_extend.py, where its numbers are looked at too.
+WITH_CODE = [name for name, blocks in PAGES.items() if blocks and name != "extend.md"]
 
 
 def public():
@@ -54,6 +55,22 @@ def test_the_code_of_a_page_runs(page, capsys):
         for number, block in enumerate(PAGES[page], 1):
             exec(compile(block, f"docs/{page}, block {number}", "exec"), names)
     assert "nan" not in capsys.readouterr().out
+
+
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_that_the_documents_name_are_there(text):
+    roots = "aipod|tests|examples|benchmarks|docs"
+    named = re.findall(rf"`((?:{roots})/[\w./*-]*)`", text.read_text())
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
+def test_the_readme_lists_every_room():
+    layout = (ROOT / "README.md").read_text().partition("## Layout")[2]
+    rooms = {path.name for path in (ROOT / "aipod").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert {room for room in rooms if f"`aipod/{room}`" not in layout} == set()
 
 
 def test_there_is_code_to_run():
@@ -139,10 +156,33 @@ def test_the_reference_has_every_public_name_once():
     assert set(PUBLIC) - set(listed) == set()
 
 
-def test_the_labels_that_docstrings_cite_stand_on_the_page_of_the_mathematics():
+@pytest.fixture(scope="module")
+def hooks():
+    pytest.importorskip("latex2mathml")
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_reference_shows_the_keywords_of_variants(hooks):
+    variants = {n: f for n, f in vars(aipod).items() if hasattr(f, "__signature__")}
+    variants = {n: f for n, f in variants.items() if hasattr(f, "__wrapped__")}
+    assert {"ALSET", "BSA", "StocBiO", "TTSA", "LFedNest", "FirstOrderPenalty"} <= set(variants)
+    inside = {name: function.__wrapped__ for name, function in variants.items()}
+    try:
+        hooks.on_startup()
+        for name, function in variants.items():
+            # This is how mkdocstrings looks at a function.
+            shown = inspect.signature(inspect.unwrap(function)).parameters
+            assert "upper_lr" in shown, name
+            assert "arguments" not in shown, name
+    finally:
+        for name, function in variants.items():
+            function.__wrapped__ = inside[name]
+
+
+def test_the_labels_that_docstrings_cite_stand_on_the_page_of_the_mathematics(hooks):
     page = (DOCS / hooks.MATHEMATICS).read_text()
     sources = "".join(path.read_text() for path in (ROOT / "aipod").rglob("*.py"))
     assert [label for label in hooks.LABELS if f"`{label}`" not in page] == []
