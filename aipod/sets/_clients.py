@@ -39,6 +39,9 @@ class AbstractClients(eqx.Module):
         """`new`, with `old` for the clients that took no part in the round."""
         return new
 
+    def check_corrections(self, y: PyTree, *, name: str = "set") -> None:
+        """Raises `ValueError` where corrections, such as ProxSkip's, could never change."""
+
     def message_size(self, y: PyTree) -> int:
         """The bytes of y that one client sends for a projection; 0 where nothing is sent."""
         return 0

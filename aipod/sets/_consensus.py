@@ -120,6 +120,9 @@ class Consensus(AbstractAgreement):
         clients = self._require_clients(y, name)
         if not clients:
             raise ValueError(f"{name} is Consensus, but the point holds no clients.")
+
+    def check_corrections(self, y: PyTree, *, name: str = "set") -> None:
+        clients = self._require_clients(y, name)
         if self.present(clients) == 1 < clients:
             # The corrections of all clients sum to zero, and absent clients keep theirs. So the
             # only client present cannot change its own: ProxSkip would never correct anything.

@@ -109,6 +109,9 @@ class Product(AbstractSet):
     def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
         return self._each(lambda s, a, b: s.keep_absent(a, b), new, old)
 
+    def check_corrections(self, y: PyTree, *, name: str = "set") -> None:
+        self._each(lambda s, part: s.check_corrections(part, name=f"a part of {name}"), y)
+
     def message_size(self, y: PyTree) -> int:
         return sum(self._answers(lambda s, part: s.message_size(part), y).values())
 

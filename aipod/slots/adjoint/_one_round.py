@@ -106,6 +106,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         return True
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        problem.lower_set.check_corrections(y, name="lower_set")
         return warm_start(y, self.damping, compressed=self.compression is not None)
 
     def own(self, state: PyTree) -> PyTree:

@@ -97,6 +97,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
                 "lower_set has a coupling h(x), which E2-AiPOD and its adjoint ProxSkipAdjoint do "
                 "not take (they need h = 0): use aipod.AiPOD, aipod.EAiPOD or aipod.E3AiPOD."
             )
+        problem.lower_set.check_corrections(y, name="lower_set")
         return warm_start(y, self.damping) if self.warm else None
 
     def own(self, state: PyTree) -> PyTree:

@@ -91,6 +91,7 @@ class OneRound(AbstractLower):
         return adapts(self.lr) and getattr(self.lr, "tempered", False)
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        problem.lower_set.check_corrections(y, name="lower_set")
         # What the server knows of each client at first: the start, which all share.
         known = None if self.compression is None else y
         state = OneRoundState(optax.tree.zeros_like(y), known)

@@ -73,6 +73,7 @@ class ProxSkip(AbstractLower):
         return self.steps
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        problem.lower_set.check_corrections(y, name="lower_set")
         return ProxSkipState(optax.tree.zeros_like(y))
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
