@@ -75,7 +75,9 @@ def test_a_checkpoint_folder_that_cannot_be_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", ["text", None, [1.0, 2.0], {"a": 1.0}, object(), np.array("text")], ids=repr
+    "value",
+    ["text", None, [1.0, 2.0], {"a": 1.0}, object(), np.array("text")],
+    ids=["text", "none", "list", "dict", "object", "array-of-text"],
 )
 def test_what_record_may_not_return(value, monkeypatch):
     monkeypatch.undo()
