@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
-from aipod.algorithms._returns import like_before, returned
+from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._state import State
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
 from aipod.slots._cost import Counts, rounds_of
@@ -94,7 +94,13 @@ class Alternating(eqx.Module):
 
     def _held(self, problem: Bilevel, x: PyTree) -> Bilevel:
         """The problem with features that several loops of this outer step share."""
-        lower_draws, upper_draws = self.adjoint.draws
+        draws = self.adjoint.draws
+        if not isinstance(draws, tuple) or len(draws) != 2:
+            raise ValueError(
+                f"{type(self.adjoint).__name__}.draws must be two numbers, of batches of the lower and "
+                f"of the upper level, got {draws!r}."
+            )
+        lower_draws, upper_draws = draws
         if self._power_iterations:
             lower_draws += 1
         return problem.hold(x, lower_draws=self.lower.draws + lower_draws, upper_draws=upper_draws)
@@ -197,9 +203,9 @@ def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree
     return State(
         x=x,
         y=y0,
-        lower=solver.lower.init(problem, x, y0),
-        adjoint=solver.adjoint.init(problem, x, y0),
-        upper=solver.upper.init(problem, x),
+        lower=initial(solver.lower, solver.lower.init(problem, x, y0)),
+        adjoint=initial(solver.adjoint, solver.adjoint.init(problem, x, y0)),
+        upper=initial(solver.upper, solver.upper.init(problem, x)),
         curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),

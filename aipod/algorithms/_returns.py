@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from aipod._misc.tree import same_structure
+from aipod._misc.keys import is_key
+from aipod._misc.tree import is_numeric, same_structure
 from aipod.slots._cost import Cost
 
 
@@ -22,10 +23,17 @@ def returned(slot: Any, method: str, found: Any, names: tuple[str, ...], like: P
     where = f"{type(slot).__name__}.{method}"
     wanted = f"({', '.join(names)})"
     if not isinstance(found, tuple) or len(found) != len(names):
-        what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        what = "one array" if isinstance(found, jax.Array) else type(found).__name__
+        what = f"{len(found)} values" if isinstance(found, tuple) else what
         raise ValueError(f"{where} must return {wanted}, but it returns {what}.")
     for name, value, old in zip(names[:2], found[:2], like, strict=True):
         _check_like(f"{where} returns {name}", value, old)
+    if len(names) == 3 and isinstance(found[2], Cost):
+        for field, value in vars(found[2]).items():
+            if not is_numeric(value) or jnp.ndim(value):
+                raise ValueError(
+                    f"{where} returns a Cost whose {field} is {value!r}: give one whole number."
+                )
     if len(names) == 3 and not isinstance(found[2], Cost):
         raise ValueError(
             f"{where} must return an aipod.Cost as its third value, but it returns a "
@@ -38,6 +46,17 @@ def like_before(slot: Any, method: str, found: PyTree, like: PyTree) -> PyTree:
     """`found`, when it is a state like the one before; else `ValueError`."""
     _check_like(f"{type(slot).__name__}.{method} returns a state", found, like)
     return found
+
+
+def initial(slot: Any, state: PyTree) -> PyTree:
+    """`state`, when it is a pytree of arrays that a slot may keep; else `ValueError`."""
+    for leaf in jax.tree.leaves(state):
+        if not is_numeric(leaf) and not is_key(leaf):
+            raise ValueError(
+                f"{type(slot).__name__}.init returns a state with a {type(leaf).__name__} in it: a "
+                "state is a pytree of arrays, or None."
+            )
+    return jax.tree.map(lambda leaf: leaf if is_key(leaf) else jnp.asarray(leaf), state)
 
 
 def _check_like(what: str, value: PyTree, old: PyTree) -> None:

@@ -1,6 +1,7 @@
 """The problem: two objectives, two sets, two sources of samples."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from aipod._misc.tree import all_finite, is_numeric
+from aipod._misc.tree import all_finite, is_numeric, same_structure
 from aipod.problem._composite import AtX, Objective, at_fixed_x
 from aipod.problem._samplers import Constant, Sampler, expected
 from aipod.sets import AbstractSet, Free
@@ -95,6 +96,8 @@ class Bilevel(eqx.Module):
                 raise ValueError(f"{name} holds NaN or infinity: start from a finite point.")
         self.upper_set.check(x, name="upper_set")
         self.lower_set.check(y, x, name="lower_set")
+        _check_projection("upper_set", lambda: self.upper_set.project(x), x)
+        _check_projection("lower_set", lambda: self.lower_set.project(y, x), y)
         for name, objective, samples in (
             ("upper", self.upper, self.upper_samples),
             ("lower", self.lower, self.lower_samples),
@@ -141,6 +144,17 @@ class Bilevel(eqx.Module):
 def _constant(samples: Sampler | None) -> Sampler | None:
     """The sampler that always gives the expectation of this one."""
     return None if samples is None else Constant(expected(samples))
+
+
+def _check_projection(name: str, project: Callable[[], PyTree], point: PyTree) -> None:
+    """Raises `ValueError` unless a set's projection has the structure and shapes of the point."""
+    found = eqx.filter_eval_shape(project)
+    shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (found, point)]
+    if not same_structure(found, point) or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{name}.project returns shapes {shapes[0]} for a point of shapes {shapes[1]}: a "
+            "projection must keep structure and shapes."
+        )
 
 
 def _check_objective(

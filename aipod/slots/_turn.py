@@ -4,10 +4,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_key, subkeys
-from aipod.problem import Bilevel, batch_size, draw, grad_y_upper, hessian_product
+from aipod.problem import (
+    Bilevel,
+    batch_size,
+    draw,
+    grad_x_upper,
+    grad_y_upper,
+    hessian_product,
+)
 from aipod.sets import AbstractSet
 from aipod.slots._cost import Cost, rounds_of
 from aipod.stepsize import Rates, StepSize
@@ -22,6 +30,10 @@ class Turn(NamedTuple):
     - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
     - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
         of a round come from `turn.round_key`.
+
+    In a federation x and y have a client axis in front. A slot works on each client's part by
+    itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
+    whole leaf would do so too, and would differ from what one client sees over a network.
 
     !!! example
         ```python
@@ -85,10 +97,21 @@ class Turn(NamedTuple):
 
         return product
 
-    def upper_gradient(self, batch: Any) -> PyTree:
+    def upper_gradient_y(self, batch: Any) -> PyTree:
         """grad_y f(x, y; batch), the right-hand side of the adjoint, as a direction."""
         gradient = grad_y_upper(self.problem, self.x, self.y, batch)
         return self.problem.lower_set.riesz(gradient)
+
+    def direction(self, implicit: PyTree | None, batch: Any, x: PyTree | None = None) -> PyTree:
+        """grad_x f(x, y; batch) + w, the hypergradient, as a direction of the upper set.
+
+        `implicit` is w, as `AbstractUpper.update` gets it; None leaves it out. `x` is another point
+        than `turn.x`.
+        """
+        gradient = grad_x_upper(self.problem, self.x if x is None else x, self.y, batch)
+        if implicit is not None:
+            gradient = optax.tree.add(gradient, implicit)
+        return self.problem.upper_set.riesz(gradient)
 
     def lower_cost(
         self,

@@ -55,7 +55,11 @@ class Curvature(eqx.Module):
     def value(self, estimate: Array | None) -> Array:
         """The step for an estimate of l_max."""
         if estimate is None:
-            raise ValueError("a Curvature step size needs an estimate of the curvature.")
+            raise ValueError(
+                "a Curvature step size needs an estimate of the curvature, which is made for the "
+                "fields `lr` of the lower and the adjoint slot alone: name the field so, or give a "
+                "number."
+            )
         tiny = jnp.finfo(estimate.dtype).tiny
         return jnp.minimum(self.cap, self.safety / jnp.maximum(estimate, tiny))
 

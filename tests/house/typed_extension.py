@@ -91,7 +91,7 @@ class Richardson(aipod.AbstractAdjoint):
         self, turn: aipod.Turn, upper_batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, aipod.Cost]:
         lr, product = turn.lr(self.lr), turn.hessian_product(self.steps)
-        slope = turn.upper_gradient(upper_batch)
+        slope = turn.upper_gradient_y(upper_batch)
 
         def step(z: PyTree, key: PRNGKeyArray) -> tuple[PyTree, None]:
             moved = jax.tree.map(lambda z, h, b: z - lr * (h - b), z, product(z, key), slope)

@@ -34,7 +34,7 @@ class Adjoint(aipod.AbstractAdjoint):
     """P grad_y f: right where G is the identity."""
 
     def solve(self, turn, upper_batch, state):
-        return turn.lower_set.tangent(turn.upper_gradient(upper_batch)), state, turn.lower_cost(1)
+        return turn.lower_set.tangent(turn.upper_gradient_y(upper_batch)), state, turn.lower_cost(1)
 
 
 class Upper(aipod.AbstractUpper):
@@ -85,7 +85,7 @@ def upper_returning(change):
 WRONG = {
     "lower-y-alone": (
         lower_returning(lambda turn, good: good[0]),
-        r"Wrong.run must return \(y, its state, its cost\), but it returns",
+        r"Wrong.run must return \(y, its state, its cost\), but it returns one array",
     ),
     "lower-two-values": (lower_returning(lambda turn, good: good[:2]), "it returns 2 values"),
     "lower-nothing": (lower_returning(lambda turn, good: None), "it returns NoneType"),
@@ -108,6 +108,10 @@ WRONG = {
     "lower-cost": (
         lower_returning(lambda turn, good: (good[0], None, 5)),
         r"must return an aipod.Cost as its third value, but it returns a int",
+    ),
+    "lower-cost-text": (
+        lower_returning(lambda turn, good: (good[0], None, aipod.Cost("five"))),
+        r"returns a Cost whose projections is 'five'",
     ),
     "adjoint-z-alone": (
         adjoint_returning(lambda turn, good: good[0]),
@@ -133,6 +137,45 @@ def test_a_wrong_slot_gets_a_sentence(name):
     solver, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         aipod.solve(PROBLEM, solver, X, X, 3, key=KEY)
+
+
+def test_other_answers_of_a_wrong_slot_get_a_sentence():
+    class Text(Lower):
+        def init(self, problem, x, y):
+            return "nothing"
+
+    class Draws(Adjoint):
+        draws = 3
+
+    class Hidden(aipod.AbstractLower):
+        lr: float = 0.5
+        other: aipod.Curvature = aipod.Curvature()
+
+        def run(self, turn, state):
+            return turn.y * turn.lr(self.other), state, turn.lower_cost()
+
+    class Flat(aipod.AbstractSet):
+        def project(self, y, x=None):
+            return jnp.ravel(y)[:1]
+
+        def tangent(self, v):
+            return v
+
+        def anchor(self, x=None, *, like=None):
+            return like
+
+        def residual(self, y, x=None):
+            return y
+
+    with pytest.raises(ValueError, match="Text.init returns a state with a str in it"):
+        made(lower=Text()).init(PROBLEM, X, X)
+    with pytest.raises(ValueError, match="Draws.draws must be two numbers"):
+        aipod.solve(PROBLEM, made(adjoint=Draws()), X, X, 3, key=KEY)
+    with pytest.raises(ValueError, match="name the field so, or give a number"):
+        aipod.solve(PROBLEM, made(lower=Hidden()), X, X, 3, key=KEY)
+    problem = aipod.Bilevel(PROBLEM.upper, PROBLEM.lower, lower_set=Flat())
+    with pytest.raises(ValueError, match=r"lower_set.project returns shapes \[\(1,\)\]"):
+        made().init(problem, X, X)
 
 
 def test_a_function_is_no_slot():

@@ -30,7 +30,7 @@ class AbstractAdjoint(eqx.Module):
             lr: float = 0.1
 
             def solve(self, turn, upper_batch, state):
-                slope = turn.lower_set.tangent(turn.upper_gradient(upper_batch))
+                slope = turn.lower_set.tangent(turn.upper_gradient_y(upper_batch))
                 return turn.lr(self.lr) * slope, state, turn.lower_cost(1)
 
 
@@ -56,7 +56,11 @@ class AbstractAdjoint(eqx.Module):
         """
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        """The state before the first outer step."""
+        """The state before the first outer step.
+
+        Only shapes and types may be read from the problem, x and y: over a network the server
+        calls this without any data.
+        """
         return None
 
     @property
@@ -79,5 +83,8 @@ class AbstractAdjoint(eqx.Module):
         return None
 
     def own(self, state: PyTree) -> PyTree:
-        """For each leaf of the state whether it belongs to one client; else all have the same."""
+        """For each leaf of the state whether it belongs to one client; else all have the same.
+
+        By default all clients have the same.
+        """
         return jax.tree.map(lambda _: False, state)

@@ -66,7 +66,7 @@ class Neumann(AbstractAdjoint):
             chosen = lower_set.for_round(subkey(key, self.steps + n))
             return cast_like(chosen.tangent(v), y)
 
-        first = average(0, turn.upper_gradient(upper_batch))
+        first = average(0, turn.upper_gradient_y(upper_batch))
 
         def factor(n: Array, v: PyTree) -> PyTree:
             product = hessian(v, subkey(key, n))

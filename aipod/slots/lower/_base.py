@@ -50,7 +50,11 @@ class AbstractLower(eqx.Module):
         """The next y, the next state, and what it cost."""
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        """The state before the first outer step: what is kept besides y."""
+        """The state before the first outer step: what is kept besides y.
+
+        Only shapes and types may be read from the problem, x and y: over a network the server
+        calls this without any data.
+        """
         return None
 
     @property
@@ -73,5 +77,8 @@ class AbstractLower(eqx.Module):
         return None
 
     def own(self, state: PyTree) -> PyTree:
-        """For each leaf of the state whether it belongs to one client; else all have the same."""
+        """For each leaf of the state whether it belongs to one client; else all have the same.
+
+        By default all of it belongs to the client.
+        """
         return jax.tree.map(lambda _: True, state)

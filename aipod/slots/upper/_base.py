@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import cast_like
-from aipod.problem import Bilevel, grad_x_upper
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.stepsize import Curvature, StepSize, check_lr
@@ -27,8 +27,8 @@ class AbstractUpper(eqx.Module):
             lr: float = 0.01
 
             def update(self, turn, z, implicit, batch, state):
-                gradient = jax.grad(turn.problem.upper)(turn.x, turn.y, batch) + implicit
-                x = turn.problem.upper_set.project(turn.x - turn.lr(self.lr) * jnp.sign(gradient))
+                sign = jnp.sign(turn.direction(implicit, batch))
+                x = turn.problem.upper_set.project(turn.x - turn.lr(self.lr) * sign)
                 return x, state, turn.upper_cost(1)
 
 
@@ -117,14 +117,6 @@ def check_moves(lr: StepSize | None, optimizer: Any) -> None:
         )
     if lr is not None:
         check_lr(lr, "upper_lr")
-
-
-def hypergradient_at(turn: Turn, x: PyTree, implicit: PyTree | None, batch: Any) -> PyTree:
-    """grad_x f(x, y; batch) + w as a direction of the upper set; without w where it is None."""
-    gradient = grad_x_upper(turn.problem, x, turn.y, batch)
-    if implicit is not None:
-        gradient = optax.tree.add(gradient, implicit)
-    return turn.problem.upper_set.riesz(gradient)
 
 
 def optimizer_step(

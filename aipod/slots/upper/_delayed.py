@@ -15,7 +15,6 @@ from aipod.slots.upper._base import (
     AbstractUpper,
     check_between,
     check_moves,
-    hypergradient_at,
     optimizer_step,
 )
 from aipod.stepsize import StepSize, check_at_least_one, check_steps
@@ -67,7 +66,7 @@ class Delayed(AbstractUpper):
         problem, x, lr = turn.problem, turn.x, turn.lr(self.lr)
 
         def local(point: PyTree, sample: Any) -> PyTree:
-            return axpy(point, -lr, hypergradient_at(turn, point, implicit, sample))
+            return axpy(point, -lr, turn.direction(implicit, sample, point))
 
         def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
             return local(point, draw(problem.upper_samples, draw_key)), None

@@ -14,7 +14,6 @@ from aipod.slots.upper._base import (
     AbstractUpper,
     check_moves,
     check_one_of,
-    hypergradient_at,
     optimizer_step,
 )
 from aipod.stepsize import StepSize, check_positive
@@ -70,7 +69,7 @@ class DifferenceStep(AbstractUpper):
         there = jax.grad(value)(x, axpy(y, -self.delta, z), 1.0)
         here = jax.grad(value)(x, y, 0.0)
         through = optax.tree.scale(1 / self.delta, optax.tree.sub(there, here))
-        direction = hypergradient_at(turn, x, through, batch)
+        direction = turn.direction(through, batch)
         upper_set = problem.upper_set.for_round(turn.round_key)
         if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)

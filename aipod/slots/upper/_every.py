@@ -15,7 +15,6 @@ from aipod.slots.upper._base import (
     AbstractUpper,
     check_moves,
     check_one_of,
-    hypergradient_at,
     optimizer_step,
 )
 from aipod.stepsize import StepSize
@@ -65,7 +64,7 @@ class EveryStep(AbstractUpper):
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
-        direction = hypergradient_at(turn, turn.x, implicit, batch)
+        direction = turn.direction(implicit, batch)
         if self.compression is not None:
             own, known = state
             known = told(direction, known, self.compression)

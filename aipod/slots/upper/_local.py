@@ -16,7 +16,6 @@ from aipod.slots.upper._base import (
     AbstractUpper,
     check_between,
     check_moves,
-    hypergradient_at,
     optimizer_step,
 )
 from aipod.stepsize import StepSize, check_steps
@@ -78,9 +77,9 @@ class LocalUpper(AbstractUpper):
             if self.nested:
                 phi = draw(problem.lower_samples, lower_key)
                 part = implicit_term(problem, point, turn.y, z, xi, phi)
-            return hypergradient_at(turn, point, part, xi)
+            return turn.direction(part, xi, point)
 
-        here = hypergradient_at(turn, x, implicit, batch)
+        here = turn.direction(implicit, batch)
         mean_round = upper_set.for_round(round_key(turn.key, 1))
         mean = mean_round.tangent(here) if self.corrected else here
 

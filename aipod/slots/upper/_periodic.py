@@ -15,7 +15,6 @@ from aipod.slots.upper._base import (
     AbstractUpper,
     check_moves,
     check_one_of,
-    hypergradient_at,
 )
 from aipod.slots.upper._every import EveryStep
 from aipod.stepsize import StepSize, check_steps
@@ -61,7 +60,7 @@ class Periodic(AbstractUpper):
         if self.steps == 1:
             return EveryStep(self.lr, self.optimizer).update(turn, z, implicit, batch, state)
         upper_set = turn.problem.upper_set
-        direction = hypergradient_at(turn, turn.x, implicit, batch)
+        direction = turn.direction(implicit, batch)
         moved = axpy(turn.x, -turn.lr(self.lr), direction)
         due = turn.step % self.steps == 0
 
