@@ -97,8 +97,8 @@ class Alternating(eqx.Module):
         draws = self.adjoint.draws
         if not isinstance(draws, tuple) or len(draws) != 2:
             raise ValueError(
-                f"{type(self.adjoint).__name__}.draws must be two numbers, of batches of the lower and "
-                f"of the upper level, got {draws!r}."
+                f"{type(self.adjoint).__name__}.draws must be two numbers, the batches of the "
+                f"lower and of the upper level, got {draws!r}."
             )
         lower_draws, upper_draws = draws
         if self._power_iterations:

@@ -1,7 +1,7 @@
 """The same algorithms across real machines, on Flower (the extra `flower`).
 
-A client runs the solver's own step on its own data and asks the server for every average; the
-server combines what the clients ask. `docs/flower.md` says how to operate a federation.
+A client runs the solver's own step on its own data, and asks the server for every average over
+clients. `docs/flower.md` says how to operate a federation.
 """
 
 from aipod._misc.extras import install as _install

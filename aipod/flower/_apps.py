@@ -1,4 +1,4 @@
-"""Flower's two apps."""
+"""The two apps of a Flower federation: that of its clients and that of its server."""
 
 import logging
 import os
@@ -33,16 +33,16 @@ def make_client_app(
     privacy: Callable[[Context], Privacy | None] = lambda context: None,
     cache: bool = True,
 ) -> ClientApp:
-    """The ClientApp of a federation: its local computations are those of the simulation.
+    """The ClientApp of a federation; it computes what the simulation computes for this client.
 
-    Node configuration: `state-dir`, a folder for what must survive a restart of the node, by
-    default `$AIPOD_STATE`, else `.aipod/flower` in the home folder.
+    Node configuration: `state-dir`, a folder for what must survive a restart of the node; by
+    default `$AIPOD_STATE`, or else `.aipod/flower` in the home folder.
 
     **Arguments:**
 
     - `load_client`: context -> `Client`, the losses and the data of this node.
-    - `solver`: a solver, or context -> solver; the server's own.
-    - `privacy`: context -> `Privacy`, or None for none.
+    - `solver`: a solver, or context -> solver; the same as the server's.
+    - `privacy`: context -> `Privacy`, or None to send everything as it is.
     - `cache`: keep compiled programs on disk, since Flower starts a process for every message.
 
     !!! example
@@ -76,7 +76,7 @@ def make_client_app(
 
 
 def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> ServerApp:
-    """The ServerApp of a federation, which leads the run and never sees data.
+    """The ServerApp of a federation. It leads the run, and never sees data.
 
     Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
     `wait` (seconds), `clients`, `weights` (numbers with commas between), `weight-ratio`, `run-dir`,
@@ -163,7 +163,7 @@ def _state_folder(context: Context) -> Path:
 
 
 def _keep_programs(folder: Path) -> None:
-    # One that was chosen elsewhere, as by JAX_COMPILATION_CACHE_DIR, is kept.
+    # A cache that was chosen elsewhere, as by JAX_COMPILATION_CACHE_DIR, is kept.
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", str(private_folder(folder)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -1,4 +1,4 @@
-"""What the server writes down: rows of metrics, the ledger, and checkpoints to resume from."""
+"""What the server keeps of a run: metrics, the ledger, and checkpoints to resume from."""
 
 import dataclasses
 import os
@@ -20,8 +20,8 @@ from aipod.slots import Counts
 from aipod.solving import Checkpoints, History, Ledger, Price, Result, Solution, scalar_columns
 
 Record = Callable[[PyTree, PyTree], Any]
-# Columns besides those of every run: exchanges, and the bytes that a client sent, got, and sent or
-# got for evaluation and for coming back.
+# Columns besides those of every run: exchanges, and per client the bytes that were sent, received,
+# and sent or received for evaluation and for clients that come back.
 WIRE = ("exchanges", "wire_up", "wire_down", "wire_aside")
 _COUNTS = [field.name for field in dataclasses.fields(Counts)]
 
@@ -31,7 +31,7 @@ class Book:
 
     - `problem`, `state`: the empty problem, and the state that a run starts from.
     - `record`: (x, y) -> metrics of the mean model, which has a client axis of length 1.
-    - `traffic`: () -> bytes up, down and aside that all clients together have sent and got so far.
+    - `traffic`: () -> bytes up, down and aside so far, of all clients together.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class Book:
 
     @property
     def traffic(self) -> tuple[int, ...]:
-        """Bytes up, down and aside of the whole run, also of what came before a resume."""
+        """Bytes up, down and aside of the whole run, including what came before a resume."""
         return tuple(a + b for a, b in zip(self._traffic_before, self._traffic(), strict=True))
 
     def add(self, step: int, model: Mapping[str, np.ndarray], progress: Progress) -> None:
-        """One row of the history, from the mean of the clients' models after a step."""
+        """Adds a row to the history, from the mean of the clients' models after a step."""
         if step <= int(self.state.step):
             return
         state = with_model(self.state, model)
         self.state = eqx.tree_at(lambda s: s.step, state, jnp.asarray(step, jnp.int32))
-        # Counts are of 32 bits and wrap around; so does their difference.
+        # Counts have 32 bits and wrap around; so does their difference.
         with np.errstate(over="ignore"):
             spent = (model["counts"] - self._counts).astype(np.int64) % 2**32
         self._counts = np.array(model["counts"])
@@ -92,7 +92,7 @@ class Book:
         self.clock = np.append(self.clock, self.elapsed)
 
     def save(self, progress: Progress) -> None:
-        """A checkpoint, with all that a new server needs to go on."""
+        """Writes a checkpoint with everything that a new server needs to go on."""
         if self._checkpoints is None:
             return
         columns = {f"history:{name}": value for name, value in self.history.items()}
@@ -116,7 +116,7 @@ class Book:
             "traffic": self.traffic,
             "elapsed": self.elapsed,
         }
-        # A later exchange must have a later name.
+        # Checkpoints are named after the step; here the exchange takes its place.
         named = eqx.tree_at(lambda s: s.step, self.state, jnp.asarray(progress.exchange, jnp.int32))
         self._checkpoints.save(named, columns, extra)
 
@@ -125,7 +125,7 @@ class Book:
             self._checkpoints.refuse_overwriting()
 
     def load(self) -> Progress | None:
-        """Goes back to the newest checkpoint, if there is one."""
+        """Restores the newest checkpoint; None when there is none."""
         found = None if self._checkpoints is None else self._checkpoints.load(self.state)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""A client in one message, the handling of a request; and between two, on disk."""
+"""A client's answer to one request, and what it keeps on disk between two requests."""
 
 import re
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from aipod.solving import Checkpoints
 
 
 def solver_digest(solver: Alternating) -> str:
-    """Tells solvers with different arguments apart; the same on server and clients."""
+    """Differs between solvers with different arguments; the same on server and clients."""
     text = eqx.tree_pformat(solver, short_arrays=False)
     return digest_text(text, digits=16, keep_at=False)
 
 
 class Session:
-    """One client of one federation, with its place on disk.
+    """One client of one federation, with its folder on disk.
 
-    Everything that the next message needs is written before a reply leaves. So the process may end
-    after any message, and a crash loses the reply at most.
+    Everything that the next request needs is written before a reply leaves. So the process may end
+    after any message, and a crash loses at most the reply.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Session:
         """The reply to one request."""
         run = str(request.words["run"])
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
-            raise ValueError(f"{run!r} is no name of a run.")
+            raise ValueError(f"{run!r} is not the name of a run: use letters, digits, - and _.")
         place = private_folder(private_folder(self.folder / run) / f"client-{self.client.index}")
         store = Checkpoints(place, {"run": run, "solver": solver_digest(self.solver)})
         if "turn" not in request.words:
@@ -103,7 +103,7 @@ class Session:
         if int(state.step) == int(words["step"]):
             answers = _merged(answers, request.group("answer"))
             if words.get("leave"):
-                # The rounds since then went on without this client: its corrections stay.
+                # Later rounds went on without this client, so its corrections stay as they are.
                 heard = any(table.words.any() for table in answers.values())
                 new, asked, *_ = self._worker.attempt(state, key, without_the_rest(answers))
                 if self._guard is not None and heard:
@@ -123,7 +123,7 @@ class Session:
         state: State,
         answers: Tables,
     ) -> Parcel:
-        """Outer steps as far as the answers reach, and the questions at which they end."""
+        """Makes outer steps as far as the answers reach, and replies with the next questions."""
         arrays: dict[str, np.ndarray] = {}
         asked, last = None, int(words["last"])
         pausing = False
@@ -135,7 +135,7 @@ class Session:
                 arrays.update({f"model@{step}:{name}": leaf for name, leaf in model.items()})
 
         if 0 <= int(words["step"]) < int(state.step):
-            # These answers are known: the server that said so has ended before it took note.
+            # The client has used these answers before, and its reply did not reach the server.
             report()
         while int(state.step) < last:
             pausing = bool(words.get("pause")) and not any(t.words.any() for t in answers.values())
@@ -162,14 +162,14 @@ class Session:
 
 
 def _merged(answers: Tables, given: dict[str, np.ndarray]) -> Tables:
-    """With the answers `table.row` that have arrived."""
+    """The tables with the answers `table.row` that have arrived."""
     merged = dict(answers)
     for name, value in given.items():
         table, row = name.split(".")
         old, index = merged[table], int(row)
         count = max(len(old.words), index + 2)
         if count > 1 << 20:
-            raise ValueError(f"an answer has the row {index}, more than a step can ask.")
+            raise ValueError(f"an answer has the row {index}, more than a step can ask for.")
         values = np.zeros((count, old.values.shape[1]), old.values.dtype)
         words = np.zeros(count, np.int32)
         values[: len(old.words)], words[: len(old.words)] = old.values, old.words
@@ -179,7 +179,7 @@ def _merged(answers: Tables, given: dict[str, np.ndarray]) -> Tables:
 
 
 def _questions(tables: Tables) -> dict[str, np.ndarray]:
-    """Named `asked:table.row.kind`."""
+    """The questions as arrays named `asked:table.row.kind`."""
     return {
         f"asked:{name}.{row}.{int(table.words[row])}": table.values[row]
         for name, table in tables.items()

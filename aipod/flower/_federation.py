@@ -1,4 +1,4 @@
-"""A whole federation on this machine, for trying out: one SuperLink and some SuperNodes."""
+"""A federation on this machine for trying out: one SuperLink and some SuperNodes."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from aipod._misc.files import append_private, narrow, private_folder, write_text
 from aipod.flower._keys import make_certificates, make_node_key
 
 _RECORD = "federation.json"
-# Set for every process of a federation, and inherited by whatever Flower starts from there.
+# An environment variable of every process of a federation; what those start inherits it.
 _MARK = "AIPOD_FEDERATION"
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 15.0
@@ -30,7 +30,7 @@ CONNECTION = "aipod-local"
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """One process of ours: its id, and when it began, since ids are used again."""
+    """A process that we started: its id, and when it began, since ids are used again."""
 
     name: str
     pid: int
@@ -42,12 +42,14 @@ class Process:
 
 
 class Federation:
-    """The processes of a federation, and the folder with all that belongs to them.
+    """The processes of a federation, and the folder with their files.
 
-    - `link.log`, `node-0.log`, ...: what the processes say.
+    - `link.log`, `node-0.log`, ...: what the processes print.
     - `flwr/`: Flower's own home, with the connection for `flwr run`; set `FLWR_HOME` to it.
-    - `certificates/`, `keys/`: with TLS, made for this machine and for a month.
-    - `states/`: what clients keep; `link.db`: what the SuperLink keeps.
+    - `certificates/`, `keys/`: with TLS; they are for this machine and last a month.
+    - `states/`: the clients' states; `link.db`: the SuperLink's database.
+
+    All of it is readable for its owner alone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,14 +62,14 @@ class Federation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For every command about this federation: nothing is reported to anybody."""
+        """The environment of every command about this federation, with telemetry off."""
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        # Flower starts programs of its own by their names alone.
+        # Flower starts its own programs by name.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         return os.environ | quiet | {"FLWR_HOME": str(self.home), "PATH": path}
 
     def up(self, nodes: int, *, tls: bool, say: Callable[[str], None] = lambda line: None) -> None:
-        """Starts it, and returns when it is ready for `flwr run`."""
+        """Starts the federation, and returns when it is ready for `flwr run`."""
         if nodes < 1:
             raise ValueError(f"nodes must be at least 1, got {nodes}.")
         if any(map(self._pids, self.processes())):
@@ -96,7 +98,7 @@ class Federation:
             raise
 
     def down(self) -> list[str]:
-        """Ends exactly the processes that `up` started, with what they started; their names."""
+        """Ends exactly the processes that `up` started and those they started; returns names."""
         names = [process.name for process in self.processes() if self._pids(process)]
         for kind in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes():
@@ -110,16 +112,16 @@ class Federation:
         return names
 
     def send(self, name: str, kind: signal.Signals) -> None:
-        """A signal to one of the processes and to all that it has started."""
+        """Sends a signal to one of the processes and to all that it has started."""
         for process in self.processes():
             for pid in self._pids(process) if process.name == name else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, kind)
 
     def _pids(self, process: Process) -> list[int]:
-        """The process itself, if it is still the one that was started, and those it started.
+        """The process itself, if it still runs, and those it started.
 
-        Flower puts some of its processes into sessions of their own: they are known by the mark
+        Flower puts some of its processes into sessions of their own. They are found by the mark
         in their environment, which they inherit.
         """
         mark = f"{_MARK}={self._noted()['mark']}/{process.name}".encode()
@@ -129,7 +131,7 @@ class Federation:
         return [Process(**one) for one in self._noted().get("processes", [])]
 
     def start_link(self) -> Process:
-        """The SuperLink; also again after it was killed, with the same port and database."""
+        """Starts the SuperLink, or starts it again with the same port and database."""
         noted = self._noted()
         port, tls = noted["port"], noted["tls"]
         certificates = self.folder / "certificates"
@@ -163,7 +165,7 @@ class Federation:
         return process
 
     def start_node(self, index: int, key: Path | None = None) -> Process:
-        """One SuperNode; also again after it was killed. `key` in place of its own."""
+        """Starts one SuperNode, or starts it again; `key` is a private key in place of its own."""
         noted = self._noted()
         security = ["--insecure"]
         if noted["tls"]:
@@ -195,7 +197,7 @@ class Federation:
                 stderr=subprocess.STDOUT,
                 env=self.environment | {_MARK: f"{self._noted()['mark']}/{name}"},
                 cwd=self.folder,
-                # Ctrl-C in the shell that started it is not meant for it.
+                # So that Ctrl-C in the shell does not end it.
                 start_new_session=True,
                 # Databases and states are for their owner alone.
                 umask=0o077,
@@ -261,7 +263,7 @@ def _free_port() -> int:
 
 
 def _began(pid: int) -> str | None:
-    """When a process began, in the system's own words; None when there is none."""
+    """When a process began, as the system writes it; None when there is no such process."""
     try:
         if os.path.isdir("/proc/self"):
             after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -275,7 +277,7 @@ def _began(pid: int) -> str | None:
 
 
 def _marked(mark: bytes) -> list[int]:
-    """The processes, of those that may be looked at, with this word in their environment."""
+    """The processes with this entry in their environment, as far as we may look at them."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

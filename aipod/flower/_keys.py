@@ -15,7 +15,7 @@ _DAYS = 30
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority `ca.crt`, and `server.crt` with `server.key` for this machine alone."""
+    """Writes an authority `ca.crt`, and `server.crt` with `server.key` for this machine only."""
     private_folder(folder)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority = _name("aipod federation on this machine")
@@ -33,7 +33,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """A node's private and public key, in the manner of `ssh-keygen -t ecdsa -b 384`."""
+    """Writes a node's private and public key, as `ssh-keygen -t ecdsa -b 384` does."""
     private_folder(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     private, public = folder / name, folder / f"{name}.pub"

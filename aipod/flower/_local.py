@@ -1,4 +1,4 @@
-"""One client's part of an outer step: the step of the simulation, on one client's problem."""
+"""One client's part of an outer step: the simulation's step on a problem with one client."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from aipod.sets import Consensus
 
 
 class OwnRow(AbstractSampler):
-    """One client's part of what `ClientMinibatches` draws for all of them.
+    """One client's row of what `ClientMinibatches` draws for all clients.
 
-    The indices of all clients are drawn and one row of them is used, so that a client sees the
-    very examples that the simulation would show it.
+    The indices of all clients are drawn and one row is used, so that a client sees the same
+    examples as in the simulation.
     """
 
     batch: PyTree
-    # An array, so that clients with as many examples share one compiled program.
+    # An array, so that clients with equally many examples share one compiled program.
     index: Array
     clients: int = eqx.field(static=True)
     pool: int = eqx.field(static=True)
@@ -37,7 +37,7 @@ class OwnRow(AbstractSampler):
 
     @property
     def size(self) -> int:
-        """Examples in one draw, of all clients together: what the ledger of a run counts."""
+        """Examples in one draw of all clients together, which is what the ledger counts."""
         return self.clients * (self.pool if self.per_client is None else self.per_client)
 
     def __call__(self, key: PRNGKeyArray) -> PyTree:
@@ -70,7 +70,7 @@ class Client:
         axis. They never leave the client.
     - `batch_size`: examples in a batch; None for all, every time.
     - `index`, `clients`: which client this is, counted from 0, and how many there are.
-    - `x`, `y`: any points in the structure of x and y; the run starts where the server says.
+    - `x`, `y`: any points with the structure of x and y; the server sends the starting point.
     - `weight`: how much it counts in every average; only ratios matter.
 
     !!! example
@@ -106,7 +106,7 @@ class Client:
             raise ValueError(f"Client: weight must be positive and finite, got {self.weight}.")
 
     def problem(self) -> Bilevel:
-        """The problem of this client alone, which draws what the whole federation would draw."""
+        """The problem of this client alone; it draws the examples of the simulation."""
         alone = federated.federate(
             self.upper,
             self.lower,
@@ -120,9 +120,9 @@ class Client:
 
 
 def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
-    """One client of a federation that was made to be simulated, with that client's data alone.
+    """One client of a simulated federation, with the data of that client only.
 
-    For trying out, and for holding a deployment against its simulation.
+    For trying out, and for comparing a deployment with its simulation.
 
     **Arguments:**
 
@@ -174,7 +174,7 @@ def _unsummed(objective: Any) -> Objective:
 
 
 def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
-    """A client's state before the first step; also the server knows it, without any data."""
+    """A client's state before the first step; the server can compute it without any data."""
     if solver.wire is not None:
         raise ValueError(
             "compression is not sent over Flower: leave compression out of the solver's arguments."
@@ -183,7 +183,7 @@ def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
 
 
 def empty_problem() -> Bilevel:
-    """A federation without data, which is all that the server knows of the problem."""
+    """A federation without data: all that the server knows about the problem."""
     return Bilevel(_nothing, _nothing, Consensus(), Consensus())
 
 
@@ -195,7 +195,7 @@ def _nothing(x: PyTree, y: PyTree, batch: Any) -> Array:
 def attempt(
     solver: Alternating, problem: Bilevel, state: State, key: PRNGKeyArray, answers: Tables
 ) -> tuple[State, Tables, dict[str, Array]]:
-    """One outer step with the answers so far: the state after it, and what it asked."""
+    """One outer step with the answers so far: the state after it, and what it asked for."""
     mailbox = Mailbox(answers)
     connected = dataclasses.replace(
         problem, upper_set=mailbox.set_of("x"), lower_set=mailbox.set_of("y")
@@ -205,7 +205,7 @@ def attempt(
 
 
 class Worker:
-    """A client's solver and problem, with tables that grow when a step asks more than they hold."""
+    """A client's solver and problem; its tables grow when a step asks for more than they hold."""
 
     def __init__(self, solver: Alternating, problem: Bilevel, state: State) -> None:
         self.solver, self.problem = solver, problem
@@ -218,9 +218,9 @@ class Worker:
     def attempt(
         self, state: State, key: PRNGKeyArray, answers: Tables
     ) -> tuple[State, Tables, dict[str, int], Tables]:
-        """The state after the step, its questions, how many of each, and the answers as given.
+        """The state after the step, its questions, how many of each, and the given answers.
 
-        The answers come back in tables that are long enough for all questions.
+        The answers are returned in tables that are long enough for all questions.
         """
         while True:
             answers = self._fitted(answers)

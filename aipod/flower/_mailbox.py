@@ -1,17 +1,17 @@
-"""What one client asks of the others in an outer step, and what they have answered so far.
+"""The questions of one client in an outer step, and the answers it has so far.
 
-A client runs the very step of the simulation on a problem with one client in it, its own. Where
-the simulation averages over clients, this client lays its value out as a question, and goes on
-with the answer if it has come. If not it goes on with NaN: whatever depends on the answer is then
-visibly unknown, and only questions without NaN are ready to be sent. When answers come, the outer
-step is made once more from its beginning. So the step stays one compiled function,
+A client runs the simulation's own step on a problem with one client, itself. Where the simulation
+averages over clients, the client writes its value down as a question. If the answer is known, the
+step goes on with the answer; if not, it goes on with NaN. Whatever depends on a missing answer is
+then NaN, and only questions without NaN are ready to be sent. When answers arrive, the outer step
+is made again from its beginning. So the step stays one compiled function,
 
     (state at its start, key, answers so far)  ->  (state at its end, questions),
 
-and between two messages a client need keep nothing but the state and the answers.
+and between two messages a client keeps only the state and the answers.
 
-The questions of one outer step are numbered in the order in which the step asks them. That order
-comes from the shared key alone, and is therefore the same for all clients.
+The questions of an outer step are numbered in the order in which the step asks them. That order
+follows from the shared key, and is therefore the same for all clients.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ TABLES = ("x", "y", "number")
 
 
 class Table(eqx.Module):
-    """Rows of one length: values, and for each row one word about it.
+    """Rows of one length: values, and one word for each row.
 
-    In answers the word is `UNKNOWN`, `KNOWN` or `ABSENT` (the round went on without this client);
-    in questions it is how to combine the values of the clients, `POINT` to `TOTAL`.
+    In answers the word is `UNKNOWN`, `KNOWN` or `ABSENT` (the round went on without this client).
+    In questions it says how to combine the values of the clients, from `POINT` to `TOTAL`.
     """
 
     values: Any
@@ -54,7 +54,7 @@ Tables = dict[str, Table]
 
 
 def empty_tables(x: PyTree, y: PyTree, rows: Sequence[int]) -> Tables:
-    """Tables without an answer, for one client's x and y."""
+    """Tables without answers, for one client's x and y."""
     flat = {"x": ravel_pytree(x)[0], "y": ravel_pytree(y)[0]}
     flat["number"] = jnp.zeros(1, flat["y"].dtype)
     return {
@@ -73,19 +73,19 @@ class _Rows(eqx.Module):
 
     def ask(self, value: Array, kind: int) -> Array:
         count = self.used[...]
-        # Beyond the last row: `used` tells, and the step is made again with a longer table.
+        # Beyond the last row: `used` shows it, and the step is made again with a longer table.
         row = jnp.minimum(count, self.kinds.shape[0] - 1)
         self.asked[row] = value
         self.kinds[row] = jnp.asarray(kind, jnp.int32)
         self.used[...] = count + 1
         word = self.answers.words[row]
-        # One that was absent keeps its own value, by which its correction stays as it is.
+        # An absent client keeps its own value, so that its correction does not change.
         known = jnp.where(word == KNOWN, self.answers.values[row], jnp.nan)
         return jnp.where(word == ABSENT, value, known)
 
 
 class Mailbox:
-    """The tables of one outer step while it is traced: questions go into mutable references."""
+    """The tables of one outer step while it is traced; questions go into mutable references."""
 
     def __init__(self, answers: Tables) -> None:
         self._rows = {
@@ -99,7 +99,7 @@ class Mailbox:
         }
 
     def set_of(self, table: str) -> "Distant":
-        """The set of agreement for vectors of one table."""
+        """The consensus set for vectors of one table."""
         return Distant(self._rows[table], self._rows["number"], table)
 
     def questions(self) -> tuple[Tables, dict[str, Array]]:
@@ -123,7 +123,7 @@ class Distant(AbstractAgreement):
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         if self.table == "x":
-            # Outside a round nothing is sent: x is what all clients have made of the same answer.
+            # Outside a round nothing is sent. All clients have computed x from the same answers.
             return y
         raise _not_over_a_network()
 
@@ -147,7 +147,7 @@ class Distant(AbstractAgreement):
 
 
 class _Round(AbstractRound):
-    """The same, as one projection sees it."""
+    """The set during one round: a projection asks the server."""
 
     base: Distant
 
@@ -171,7 +171,7 @@ def _not_over_a_network() -> ValueError:
 
 
 def ready(questions: Tables, used: dict[str, Any], answers: Tables) -> Tables:
-    """The questions that have a value and no answer yet; words are 0 in all other rows."""
+    """The questions that have a value and no answer yet; in other rows the word is 0."""
     found = {}
     for name, table in questions.items():
         values, words = np.asarray(table.values), np.array(table.words)

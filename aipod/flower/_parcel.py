@@ -21,13 +21,13 @@ _LINE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-    """Words and arrays; the part of an array's name before the colon says what it belongs to."""
+    """Words and arrays; an array's name begins with its group, as in `answer:y.0`."""
 
     words: Mapping[str, Word] = dataclasses.field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def group(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays `name:...`, by what stands after the colon."""
+        """The arrays of one group, by the rest of their names."""
         found = {}
         for full, array in self.arrays.items():
             owner, _, rest = full.partition(":")
@@ -37,7 +37,7 @@ class Parcel:
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
-    """A line about each array, and the bytes of all of them."""
+    """One line for each array (name, type, shape), and the bytes of all arrays together."""
     lines, parts = [], []
     for name, value in arrays.items():
         array = np.ascontiguousarray(value)
@@ -54,7 +54,7 @@ def from_bytes(lines: Sequence[str], buffer: np.ndarray) -> dict[str, np.ndarray
     for line in lines:
         found = _LINE.fullmatch(line) if isinstance(line, str) else None
         if found is None or found[1] in arrays:
-            raise ValueError(f"a message holds an array that is none: {plain(line)}.")
+            raise ValueError(f"a message describes an array wrongly: {plain(line)}.")
         name, dtype = found[1], np.dtype(found[2])
         shape = tuple(int(length) for length in found[3].split("x")) if found[3] else ()
         # Python's integers do not overflow.

@@ -78,7 +78,7 @@ def size_of(part: Any) -> int:
 
 
 def aside(parcel: Parcel) -> int:
-    """The bytes of a parcel that do not belong to the algorithm's rounds."""
+    """The bytes of a parcel that are no part of the algorithm's rounds."""
     return sum(v.nbytes for name, v in parcel.arrays.items() if name.startswith(_ASIDE))
 
 

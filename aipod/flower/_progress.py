@@ -10,20 +10,20 @@ from aipod.flower._parcel import Parcel
 
 
 class Post(Protocol):
-    """How parcels reach clients."""
+    """Carries parcels to clients and back."""
 
     def nodes(self) -> Iterable[int]:
-        """The nodes that are reachable now."""
+        """The nodes that can be reached now."""
 
     def send(self, parcels: Mapping[int, Parcel], seconds: float) -> dict[int, str]:
         """Sends each node its parcel, which expires after so many seconds; a ticket per node."""
 
     def collect(self, tickets: Iterable[str]) -> dict[str, Parcel | str]:
-        """What has come back: for a ticket the reply, or a line about what went wrong."""
+        """What has come back: for each ticket the reply, or a line about what went wrong."""
 
 
 class NotEnoughClientsError(RuntimeError):
-    """Fewer clients than the run needs, for longer than it may wait; everything is saved."""
+    """There were too few clients for longer than the run may wait; everything is saved."""
 
 
 class DivergedError(RuntimeError):
@@ -32,7 +32,7 @@ class DivergedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What a run asks for.
+    """The settings of a run.
 
     - `steps`, `every`, `seed`: as for `aipod run`.
     - `min_nodes`: with fewer clients a round waits; None for all of them.

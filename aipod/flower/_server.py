@@ -1,4 +1,4 @@
-"""One run, as the server sees it: from its settings to its folder."""
+"""One run on the server, from its settings to its folder."""
 
 import dataclasses
 import secrets
@@ -26,14 +26,15 @@ from aipod.solving import RECORDED, Result, Solution
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What the server of a run brings: where it starts, and what it measures.
+    """Where a run starts, and what the server measures on the way.
 
     **Arguments:**
 
     - `x0`, `y0`: the starting point, without a client axis.
     - `record`: (x, y) -> dictionary of numbers, called on the mean of the clients' models, with a
-        client axis of length 1; what `aipod.experiments` call `Task.record`.
-    - `prepared`: an experiment of `aipod run`, for a run folder that `aipod report` shows.
+        client axis of length 1; as `Task.record` in `aipod.experiments`.
+    - `prepared`: what describes the run for a run folder that `aipod report` shows, such as a
+        prepared experiment of `aipod run`.
 
     !!! example
         ```python
@@ -49,7 +50,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where a run is written: `run`, its folder; `checkpoints`, a folder; `resume`, to go on."""
+    """The run folder, the folder of checkpoints, and whether to resume from there."""
 
     run: Path | None = None
     checkpoints: Path | None = None
@@ -57,7 +58,7 @@ class Places:
 
     @staticmethod
     def of(run_dir: str, checkpoint_dir: str, resume_from: str) -> "Places":
-        """From three settings, each of which may be empty.
+        """The places that three settings name, each of which may be empty.
 
         `resume_from` is a run folder, or a folder of checkpoints.
         """
@@ -86,7 +87,7 @@ def lead(
     traffic: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
     log: Callable[[str], None] = lambda line: None,
 ) -> Solution:
-    """Leads a run to its end, and writes down what came of it."""
+    """Leads a run to its end and writes its results; whatever ends the run, it is saved first."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
     state = initial_state(solver, start.x0, start.y0)
     shared = shared_leaves(solver, state)
@@ -164,8 +165,8 @@ def _folder(start: Start, places: Places) -> RunFolder | None:
         return None
     if start.prepared is None:
         raise ValueError(
-            "run-dir writes a folder for `aipod report`, which needs Start(prepared=...), an "
-            "experiment; without one give checkpoint-dir instead."
+            "run-dir writes a folder for `aipod report`, which needs Start(prepared=...), a "
+            "description of the run; without one give checkpoint-dir instead."
         )
     folder = RunFolder(places.run)
     if not places.resume:

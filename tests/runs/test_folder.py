@@ -246,13 +246,14 @@ for write in (
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
 def test_a_full_disk_leaves_what_was_there_and_nothing_partial(folder):
-    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    folder.figures.mkdir()
+    (folder.figures / "picture.png").write_bytes(b"an older picture")
+    before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(folder.path)], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["27"] * 5, done.stderr
-    assert {p.name: p.read_bytes() for p in folder.path.iterdir() if p.is_file()} == before
-    assert os.listdir(folder.figures) == []
+    assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before
 
 
 def test_files_come_back_as_they_were_written(folder):

@@ -167,9 +167,9 @@ def test_other_answers_of_a_wrong_slot_get_a_sentence():
         def residual(self, y, x=None):
             return y
 
-    with pytest.raises(ValueError, match="Text.init returns a state with a str in it"):
+    with pytest.raises(ValueError, match=r"Text.init returns a state with a str in it"):
         made(lower=Text()).init(PROBLEM, X, X)
-    with pytest.raises(ValueError, match="Draws.draws must be two numbers"):
+    with pytest.raises(ValueError, match=r"Draws.draws must be two numbers"):
         aipod.solve(PROBLEM, made(adjoint=Draws()), X, X, 3, key=KEY)
     with pytest.raises(ValueError, match="name the field so, or give a number"):
         aipod.solve(PROBLEM, made(lower=Hidden()), X, X, 3, key=KEY)

@@ -1,6 +1,6 @@
-"""A node: it holds its part of the images and never sends an image.
+"""A node: it holds its part of the images, and never sends an image.
 
-A node of your own would read its own data here, and return `aipod.flower.Client(...)` with it.
+A node of your own would read its own data here and return `aipod.flower.Client(...)`.
 """
 
 from flwr.app import Context

@@ -1,4 +1,4 @@
-"""The server: it knows the starting point and the public test images, and leads the run."""
+"""The server: it leads the run, and knows the starting point and the public test images."""
 
 import jax
 from flwr.app import Context
