@@ -1,7 +1,7 @@
 """The entry point of the `aipod` command.
 
-It stands outside the package, because importing that takes a second: Ctrl-C in this second ends the
-command in one line with exit code 130, as it does later.
+This module is not part of the package, whose import takes about a second. Ctrl-C during the import
+prints one line and exits with code 130, as it does later on.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 def main() -> int:
     """Runs the command and returns its exit code."""
-    # A command in the background of a script ignores Ctrl-C, and goes on doing so.
+    # A job that a script starts in the background ignores Ctrl-C; keep it so.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _quit)
     from aipod.cli import main as command
@@ -21,10 +21,10 @@ def main() -> int:
 
 
 def _quit(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends the process at once; while it solves, `aipod.cli._watch` saves everything first.
+    """Ends the process at once. During a solve, `aipod.cli._watch` replaces this handler.
 
-    An exception would not do: raised inside an import or a callback of the garbage collector, it
-    becomes an ImportError, or is printed and forgotten.
+    Raising KeyboardInterrupt is not reliable: inside an import it can turn into an ImportError, and
+    inside a garbage collection callback Python prints it and carries on.
     """
     os.write(2, b"aipod: interrupted\n")
     os._exit(130)

@@ -14,7 +14,7 @@ import numpy as np
 
 from aipod._misc.extras import install as _install
 
-# Of the decompressed bytes: recompressed copies of the files differ, their content does not.
+# Hashes of the decompressed bytes, which do not depend on how a copy was compressed.
 _MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -31,14 +31,14 @@ _REMEDY = (
 )
 
 
-# Bytes of the largest file of MNIST, unpacked.
+# Size of MNIST's largest file, decompressed.
 _LARGEST = 16 + 60_000 * 28 * 28
-# No gzip archive unpacks to more than this many times its size.
+# The largest compression ratio of gzip.
 _MOST_UNPACKED = 1032
 
 
 class DataError(ValueError):
-    """A data set that is missing or damaged; the message says where it may be put.
+    """A data set is missing or damaged; the message says where to put the files.
 
     !!! example
         ```python
@@ -101,9 +101,9 @@ def digits() -> Dataset:
 def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """MNIST, or any data set in its four idx files.
 
-    Looks into `data_dir`, else into the folder named by AIPOD_DATA, each with and without a
-    subfolder `mnist`. Found there, the files may hold other images of the same kind (such as
-    Fashion-MNIST). Without either, MNIST is downloaded once into the user's cache and checked.
+    Looks into `data_dir`, or else into the folder that AIPOD_DATA names, and into its subfolder
+    `mnist`. The files may hold other images of the same kind, such as Fashion-MNIST. Without
+    either folder, MNIST is downloaded once into the user's cache and its content is checked.
 
     !!! example
         ```python
@@ -135,7 +135,7 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """A data set by its name on the command line.
+    """Returns a data set by its name on the command line.
 
     !!! example
         ```python
@@ -161,14 +161,14 @@ def _in_folder(folder: Path) -> Callable[[str], Path]:
 
 
 def _open(path: Path) -> BinaryIO:
-    """The bytes of a file, unpacked where it is gzipped."""
+    """Opens a file, decompressing it if it is gzipped."""
     with open(path, "rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     return cast(BinaryIO, gzip.open(path)) if zipped else open(path, "rb")
 
 
 def _read_idx(path: Path, axes: int) -> np.ndarray:
-    """An array of bytes in the idx format: a magic number, the lengths of the axes, the bytes."""
+    """Reads an array in the idx format: a magic number, the shape, the bytes."""
     head = 4 + 4 * axes
     try:
         with _open(path) as file:
@@ -179,8 +179,8 @@ def _read_idx(path: Path, axes: int) -> np.ndarray:
                 )
             shape = struct.unpack(f">{axes}I", begin[4:])
             size = math.prod(shape)
-            # Never more than the header says, however much a small archive unpacks to; and
-            # nothing at all where the header says more than the file can hold.
+            # Reads at most what the header announces, in case a small archive decompresses to
+            # far more, and nothing if the header announces more than the file can hold.
             fits = size <= _MOST_UNPACKED * path.stat().st_size
             content = file.read(size + 1) if fits else b""
     except (OSError, EOFError, zlib.error) as error:
@@ -232,7 +232,7 @@ def _in_cache() -> Callable[[str], Path]:
 
 
 def _digest(path: Path) -> str:
-    """Of the unpacked bytes; nothing of a damaged file, or of one that MNIST has no room for."""
+    """Hash of the decompressed bytes; empty if the file is damaged or larger than MNIST's."""
     try:
         with _open(path) as file:
             content = file.read(_LARGEST + 1)
@@ -242,7 +242,7 @@ def _digest(path: Path) -> str:
 
 
 def _fetch(pooch: Any, url: str, path: Path, wanted: str) -> None:
-    """Downloads beside the target, and moves there only what has the right content."""
+    """Downloads to a temporary file, and moves it to `path` if its content is right."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".part{os.getpid()}")
     try:
@@ -255,7 +255,7 @@ def _fetch(pooch: Any, url: str, path: Path, wanted: str) -> None:
 
 
 class _Bar:
-    """What pooch asks of a progress bar, shown by Rich."""
+    """The progress bar that pooch expects, shown by Rich."""
 
     def __init__(self, name: str) -> None:
         from rich.progress import Progress

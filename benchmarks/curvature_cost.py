@@ -1,10 +1,10 @@
-"""What `Curvature` steps cost: seconds of an outer step with them, and with fixed steps.
+"""The cost of `Curvature`: seconds per outer step with it and with fixed step sizes.
 
     python benchmarks/curvature_cost.py
     python benchmarks/curvature_cost.py --set data=mnist --steps 200
 
-Both run in turn, several times, in one process; medians and their ratio are printed. The fixed
-steps are short enough for every run to stay finite. Compiling is not counted.
+Both run alternately, several times, in one process; the medians and their ratio are printed. The
+fixed step sizes are small enough that no run diverges. Compile time is not counted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FIXED = {"lower_lr": 1e-3, "adjoint_lr": 1e-3}
 def contestant(
     task: str, solver: str, rates: dict[str, Any], options: dict[str, Any], steps: int
 ) -> Callable[[], float]:
-    """Runs `steps` outer steps after the first one; seconds for each of them."""
+    """Returns a function that measures the seconds per outer step after the first one."""
     given = {"experiment": task, "solver": solver, "steps": steps + 1, **rates, **options}
     ready, key = prepare(resolve(given)), jax.random.key(0)
 
@@ -37,7 +37,7 @@ def contestant(
         return time.perf_counter() - began
 
     seconds(1)
-    # The first step has a cold power iteration: its time is taken off.
+    # Subtract the first step, whose power iteration starts cold.
     return lambda: (seconds(1 + steps) - seconds(1)) / steps
 
 

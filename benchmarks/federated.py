@@ -3,8 +3,8 @@
     python benchmarks/federated.py --task hyper-representation --seeds 5 --out results.json
     python benchmarks/federated.py --show results.json
 
-Every seed has a partition, a starting point and samples of its own. The long tables were made on
-a GPU; the file of results names the machine.
+Every seed has its own partition, starting point and samples. The long tables were measured on a
+GPU; the results file names the machine.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from aipod.runs._results import first
 
 LEVELS = (0.80, 0.85, 0.88, 0.90, 0.92, 0.94, 0.96)
 
-# E3-AiPOD's own optimiser.
+# E3-AiPOD's default optimiser.
 ADAM = "upper_optimizer=fading_adam"
 SAFE = "lower_lr=curvature:adjoint_lr=curvature"
 
-# The paper's settings are the experiments' own defaults. `adjoint_lr` they leave at Curvature.
+# The paper's settings are the experiments' defaults, which leave `adjoint_lr` at Curvature.
 TABLES: dict[str, dict[str, dict[str, int]]] = {
     "hyper-representation": {
         "paper": {
@@ -61,7 +61,7 @@ TABLES: dict[str, dict[str, dict[str, int]]] = {
 
 
 def run(task: str, variant: str, steps: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
-    """One run, with what it took to reach each accuracy."""
+    """Makes one run; returns what it took to reach each accuracy."""
     solver, *own = variant.split(":")
     given = {"experiment": task, "solver": solver, "steps": steps, "problem_seed": seed}
     ready = prepare(resolve({**given, **options, **assignments(own)}))
@@ -97,7 +97,7 @@ def run(task: str, variant: str, steps: int, seed: int, options: dict[str, Any])
 
 
 def show(runs: list[dict[str, Any]], levels: list[float]) -> None:
-    """A table in Markdown: medians over seeds of rounds, and of megabytes sent by one client."""
+    """Prints a table: medians over seeds of rounds and of megabytes sent by one client."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in runs:
         extra = "".join(f", {name} {value}" for name, value in sorted(one["options"].items()))

@@ -1,10 +1,10 @@
-"""Seconds per outer step of the federated task on a CPU, and what they go into.
+"""Seconds per outer step of the federated task on a CPU, and the share of matrix products.
 
     taskset -c 0 python benchmarks/federated_speed.py
     python benchmarks/federated_speed.py --clients 5000 --examples 24 --batch-size 24
 
 The first line is the paper's size (50 clients, 60,000 images, batches of 256) on one core. The
-images are random numbers of MNIST's size: the time does not depend on what they show.
+images are random numbers of MNIST's size, because the time does not depend on their content.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def federation(clients: int, train: int, validation: int, batch_size: int) -> ai
 
 
 def products(clients: int, train: int, batch_size: int, lower: int, adjoint: int) -> float:
-    """GFLOP of matrix products in one outer step of E-AiPOD that computes no feature twice.
+    """GFLOP of matrix products in one outer step of E-AiPOD, if no feature is computed twice.
 
     Features of all training images; forward and backward through the first layer for a batch of
     each level; and the head: 2 products a gradient, 4 a product with the Hessian.
@@ -88,7 +88,7 @@ def measure(
         return time.perf_counter() - began
 
     first = seconds(1)
-    # The first step has a cold power iteration: its time is taken off.
+    # Subtract the first step, whose power iteration starts cold.
     paces = [(seconds(1 + steps) - seconds(1)) / steps for _ in range(3)]
     pace = float(np.median(paces))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

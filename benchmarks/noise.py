@@ -3,10 +3,10 @@
     python benchmarks/noise.py
     python benchmarks/noise.py --seeds 5 --steps 2000
 
-The paper's synthetic problem with H = 0 and noise 0.1 on each of 100 entries. For each solver the
-rounds until the error, averaged over 20 outer steps, is below a level for the first time, and the
-error at the end; medians over seeds. Rounds are counted as in a federation: E2-AiPOD projects y,
-its adjoint and x one after the other; E3-AiPOD all three at once, once in an outer step.
+The paper's synthetic problem with H = 0 and noise 0.1 on each of 100 entries. Prints, for each
+solver, the rounds until the error, averaged over 20 outer steps, first falls below each level, and
+the final error; medians over seeds. Rounds are counted as in a federation: E2-AiPOD projects y, its
+adjoint and x one after the other; E3-AiPOD projects all three in one round per outer step.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
     untempered = aipod.E3AiPOD(lower_lr=aipod.Curvature(tempered=False))
     measure(task, "E3-AiPOD, not tempered", untempered, chosen.steps, chosen.seeds)
     for alpha, beta, (terms, rho, q) in itertools.product(UPPER, LOWER, ADJOINT):
-        # Arrays: one compiled program serves all step sizes.
+        # Arrays, so that all step sizes share one compiled program.
         solver = aipod.E2AiPOD(
             upper_lr=jnp.asarray(alpha),
             lower_lr=jnp.asarray(beta),

@@ -4,9 +4,9 @@
     python benchmarks/speed.py --single   # the same in float32, NumPy too
     python benchmarks/speed.py --quick    # n = 100 only
 
-E-AiPOD on the paper's synthetic problem (S = 5, T = 2, p = 0.3, noise 0.1). The NumPy loop has
-every pseudo-inverse and projection matrix hoisted out. All contestants run in turn, several times,
-in one process; medians and their ratio are printed. Times exclude compiling unless they say so.
+E-AiPOD on the paper's synthetic problem (S = 5, T = 2, p = 0.3, noise 0.1). The NumPy loop computes
+every pseudo-inverse and projection matrix beforehand. All contestants run alternately, several
+times, in one process; medians and ratios are printed. Times exclude compiling unless stated.
 """
 
 import argparse
@@ -29,7 +29,7 @@ KEY = jax.random.key(0)
 
 
 def numpy_loop(data: synthetic.Matrices, steps: int, dtype: type) -> float:
-    """The algorithm as one would write it in NumPy; seconds per outer step."""
+    """The algorithm as one would write it in NumPy; returns seconds per outer step."""
     n = data.A.shape[1]
     rng = np.random.default_rng(0)
     pinv = np.linalg.pinv(data.A)
@@ -119,7 +119,7 @@ def race(n: int, dtype: type, steps: int, rounds: int) -> None:
     for name, value in median.items():
         print(f"  {name:12s} {value * 1e6:10.1f} us per outer step")
     print(f"  aipod.solve is {median['numpy'] / own:.1f} times as fast as the NumPy loop")
-    # Within a round both meet the same load of the machine.
+    # Compare within a round, when the load of the machine is the same.
     pairs = zip(times["aipod.solve"], times["bare scan"], strict=True)
     added = statistics.median(solve / bare - 1 for solve, bare in pairs)
     print(f"  solve adds {100 * added:+.1f} % to a bare scan\n")

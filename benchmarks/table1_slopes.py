@@ -1,9 +1,9 @@
-"""Why BSA and TTSA measure smaller exponents than are claimed: their errors with less noise.
+"""Why the measured exponents of BSA and TTSA are smaller than claimed: errors with less noise.
 
     python benchmarks/table1_slopes.py
 
-Prints the slope of log(error) against log(K) from each K to the next, with noise in both levels, in
-one of them, and in none. docs/table1.md says what follows.
+Prints the slope of log(error) against log(K) between successive K, with noise in both levels, in
+one of them, and in none. docs/table1.md discusses the result.
 """
 
 import dataclasses

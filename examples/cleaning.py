@@ -1,4 +1,4 @@
-"""Which labels are wrong? A hundred clean examples tell, by weighing five hundred doubtful ones.
+"""Finds wrong labels among five hundred examples with the help of a hundred clean ones.
 
 Half of the training labels of the digits are wrong. The lower level trains a softmax regression on
 weighted examples; the upper level chooses the weights so that it does well on clean examples.

@@ -1,8 +1,8 @@
 """A calm portfolio: the upper level chooses factor exposures, the lower level the weights.
 
 Real weekly returns of 20 shares. The weights are fitted to 2014-2018 under the constraint that they
-add up to one and have exactly the exposures x; the exposures are chosen for 2019-2020; 2021-2022
-says whether it was worth it. `aipod run portfolio` is the same with figures.
+add up to one and have exactly the exposures x; the exposures are chosen on 2019-2020; 2021-2022 is
+the test period. `aipod run portfolio` is the same with figures.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""A constrained bilevel problem from start to end: a portfolio whose exposure is chosen upstairs.
+"""A constrained bilevel problem from start to end: a portfolio and its factor exposure.
 
-Lower level: weights y that sum to one and whose factor exposure is x, as little risk as possible.
-Upper level: the exposure x that does best on fresh returns.
+Lower level: the weights y with the least risk that sum to one and have factor exposure x.
+Upper level: the exposure x that does best on new returns.
 """
 
 import jax

@@ -1,9 +1,9 @@
 """Tolls on Braess's network: drivers choose their routes, the city chooses the tolls.
 
-Six thousand drivers want to go from node 0 to node 3 and keep to the quickest route, more or less.
-The bridge from 1 to 2 draws many of them onto the same two roads. Tolls that add up to nothing for
-the city send them apart, and on average they arrive earlier. `aipod run tolls` does the same for
-the roads of Sioux Falls.
+Six thousand drivers go from node 0 to node 3, mostly on the quickest route. The bridge from 1 to 2
+draws many of them onto the same two roads. Tolls that are revenue-neutral for the city spread them
+over the routes, and on average they arrive earlier. `aipod run tolls` does the same
+for Sioux Falls.
 """
 
 import jax
@@ -27,7 +27,7 @@ def travel_time(flows):
 
 
 def choice(tolls, flows, _):
-    """What drivers minimise between them: their equilibrium, spread by an entropy."""
+    """The function that the drivers' equilibrium minimises; an entropy spreads them over routes."""
     spread = jnp.sum(entropy(flows, 1e-2))  # y log y, continued below 0.01
     return jnp.sum((empty + tolls) * flows + slowing * flows**2 / 2) + 0.5 * spread
 

@@ -1,8 +1,8 @@
-"""The cost of journeys, learned from who works where.
+"""Learns the cost of journeys from where people work.
 
-How people of 3 districts spread over 3 places of work is an entropic optimal transport problem: the
-lower level. The upper level finds the cost that explains the journeys. A cost is known only up to
-a_i + b_j, so the upper level is constrained to costs whose rows and columns sum to zero.
+The lower level is an entropic optimal transport problem: how the people of 3 districts spread over
+3 places of work. The upper level finds the cost that explains the journeys. A cost is determined
+only up to a_i + b_j, so the upper level is constrained to rows and columns that sum to zero.
 """
 
 import jax

@@ -1,18 +1,18 @@
-"""The `aipod` command: whatever goes wrong in it becomes one line and an exit code."""
+"""The `aipod` command. Every error becomes one line and an exit code."""
 
 import sys
 import traceback
 
 from aipod._misc.extras import explain, install
 
-# What a shell reports of a program whose reader has gone, as in `aipod list | head -1`.
+# The exit code of a program whose reader closed the pipe, as in `aipod list | head -1`.
 _CLOSED_PIPE = 141
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # Wherever it stands: people add it to the end of the line that has just failed.
+    # Anywhere on the line: people append it to the command that has just failed.
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
     try:
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except (BrokenPipeError, SystemExit) as error:
-        # Rich and Typer end the program themselves when the reader of their output has gone.
+        # Rich and Typer raise SystemExit when the reader has closed the pipe.
         if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
             _terminal.forget_output()
             return _CLOSED_PIPE
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         return _fail(_one_line(error), 2)
     except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error):  # JAX's own word for it
+        if "RESOURCE_EXHAUSTED" in str(error):  # JAX's error when memory runs out
             return _fail("not enough memory on the device: choose smaller sizes.", 2)
         # With the flower extra alone there is a command, but nothing to draw with.
         if isinstance(error, ImportError) and (remedy := explain(error)):

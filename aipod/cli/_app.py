@@ -1,4 +1,4 @@
-"""The command line: from the words of a line to the verb that answers it."""
+"""Builds the command line, parses it and runs the chosen verb."""
 
 import importlib.metadata
 import os
@@ -12,13 +12,13 @@ from aipod.cli import _looking, _solving
 from aipod.cli._options import experiment_in
 from aipod.experiments import load
 
-# The one usage error that Typer exposes, for bad values; the others are its siblings.
+# Typer exports only BadParameter; its base class covers every usage error.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 def run(arguments: list[str]) -> int:
-    """Runs the verb; what is wrong with the line comes out as a `ValueError`."""
-    # For completion the shell gives the line in a variable.
+    """Runs the verb. A mistake in the line raises `ValueError`."""
+    # During completion the shell passes the line in an environment variable.
     typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     experiment = experiment_in([*arguments, *typed.split()])
     app = _make(experiment)
@@ -29,12 +29,12 @@ def run(arguments: list[str]) -> int:
     except _UsageError as error:
         _refuse_unknown_experiment(arguments, experiment)
         raise ValueError(_explain(error)) from None
-    # After --help or --version there is nothing left to do but to end with a code.
+    # --help and --version have done their work and return an exit code.
     return work() if callable(work) else int(work or 0)
 
 
 def _make(experiment: str | None) -> typer.Typer:
-    """The verbs, with the options of this experiment."""
+    """Returns the app, with the options of this experiment."""
     app = typer.Typer(
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -69,21 +69,21 @@ def _root(
 
 
 def _refuse_unknown_experiment(arguments: list[str], experiment: str | None) -> None:
-    """Names a misspelt experiment rather than the options that were meant for it."""
+    """Raises `ValueError` for a misspelt experiment, whose options are then unknown too."""
     verb, name = [*arguments, "", ""][:2]
     wants = verb == "run" or (verb == "compare" and name != "table1")
     if experiment is None and wants and name and not name.startswith("-"):
-        load(name)  # says what is wrong with it
+        load(name)  # raises, and suggests a name
 
 
 def _explain(error: Any) -> str:
-    """A usage error in one line, with the way out."""
+    """Returns a usage error in one line, with the way to the help page."""
     option, near = (getattr(error, name, None) for name in ("option_name", "possibilities"))
-    if option and near:  # the versions of Typer word it differently
+    if option and near:  # the wording depends on the version of Typer
         message = f"there is no option {option}. Did you mean {', '.join(sorted(near))}?"
     else:
         message = " ".join(error.format_message().split())
-        # Typer and the click below it may both suggest a command.
+        # Typer and click may both suggest the same command.
         message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", message)
         message = message if message.endswith((".", "?")) else f"{message}."
     context = error.ctx

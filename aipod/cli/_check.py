@@ -48,7 +48,7 @@ def check(target: str, options: dict[str, Any], *, seed: int, x64: bool, as_json
 
 
 def _imported(target: str) -> tuple[Bilevel, Any, Any]:
-    """`module:name` or `file.py:name` as a problem with its start."""
+    """Imports `module:name` or `file.py:name`; returns the problem, x0 and y0."""
     where, _, name = target.rpartition(":")
     module = _module(where)
     if not hasattr(module, name):
@@ -76,7 +76,7 @@ def _module(where: str) -> ModuleType:
     if not where:
         raise ValueError("name a module, as in my_module:problem.")
     if not where.endswith(".py"):
-        sys.path.insert(0, "")  # the current folder, as `python -m` has it
+        sys.path.insert(0, "")  # the current folder, as with `python -m`
         return _attempt(where, lambda: importlib.import_module(where))
     path = Path(where)
     if not path.is_file():
@@ -92,7 +92,7 @@ def _module(where: str) -> ModuleType:
 
 
 def _attempt(what: str, function: Callable[[], Any]) -> Any:
-    """The function's value; what goes wrong in somebody's file is told in one line."""
+    """Calls the function; any error in the user's file becomes a one-line ValueError."""
     try:
         return function()
     except ModuleNotFoundError as error:

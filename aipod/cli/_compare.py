@@ -48,7 +48,7 @@ def _name(config: CompareConfig) -> str:
 
 
 def _prepare(config: CompareConfig) -> dict[str, Prepared]:
-    """One problem for all; variants that come to the same run are prepared once."""
+    """Builds the problem once for all variants; variants with equal runs are prepared once."""
     ready: dict[str, Prepared] = {}
     task = None
     for folder, variants in config.folders().items():
@@ -60,7 +60,7 @@ def _prepare(config: CompareConfig) -> dict[str, Prepared]:
 def _execute_all(
     config: CompareConfig, ready: dict[str, Prepared], folder: RunFolder, tensorboard: bool
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Every variant with every seed: the summaries, and whether somebody stopped it."""
+    """Runs every variant with every seed; returns the summaries and whether it was interrupted."""
     summaries = []
     with Watch(len(ready) * config.seeds) as watch:
         for name, prepared in ready.items():
@@ -87,7 +87,7 @@ def _in_short(summary: dict[str, Any]) -> str:
 
 
 def _finished(place: RunFolder, run: Prepared) -> dict[str, Any] | None:
-    """The summary of this very run, if it ended earlier; a damaged one is made again."""
+    """Returns the summary if this run has already ended; a damaged run is repeated."""
     from aipod.report.reading import read_run, read_summary
 
     if not place.is_run() or place.config.read_bytes() != run.config.toml().encode():
@@ -98,12 +98,12 @@ def _finished(place: RunFolder, run: Prepared) -> dict[str, Any] | None:
             read_run(place.path, summary)
     except ValueError:
         return None
-    # A run that somebody stopped goes on from its checkpoint.
+    # An interrupted run continues from its checkpoint.
     return summary if summary.get("result", "interrupted") != "interrupted" else None
 
 
 def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
-    """The comparison's own summary and figure, made from the folders of its runs."""
+    """Writes the comparison's summary and figure, from the folders of its runs."""
     from aipod.report import claims
     from aipod.report.collect import collect
     from aipod.report.figures import comparison_figure
@@ -131,7 +131,7 @@ def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
 
 
 def _references(config: CompareConfig) -> list[dict[str, Any]]:
-    """The experiment's trajectories from elsewhere, as plain data."""
+    """Returns the experiment's reference curves as plain data."""
     experiment = load(config.model.experiment)
     titles = {panel.title for panel in config.panels}
     return [

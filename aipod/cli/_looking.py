@@ -1,4 +1,4 @@
-"""The verbs that solve nothing: list, report and check, and those of a federation."""
+"""The options of list, report, check and federation; `_solving.py` has the other verbs."""
 
 import inspect
 from pathlib import Path
@@ -48,7 +48,7 @@ def add_list(app: typer.Typer) -> None:
 
 
 def add_verbs(app: typer.Typer, experiment: str | None) -> None:
-    """Adds the verbs but for `list`, with the options of this experiment where they are wanted."""
+    """Adds report, check and federation; check gets the options of this experiment."""
     options: dict[str, Any] = {
         "folders": Annotated[
             list[Path], typer.Argument(help="Folders of runs, or folders of those.")

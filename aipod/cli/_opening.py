@@ -1,4 +1,4 @@
-"""How `run` and `compare` begin: what is to be run, and the folder that it is written to."""
+"""What `run` and `compare` do first: resolve the configuration and open the folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ EXIT = {"interrupted": 130, "diverged": 3}
 
 
 class Config(Protocol):
-    """What the configurations of runs and comparisons have in common."""
+    """The methods that RunConfig and CompareConfig share."""
 
     def toml(self) -> str: ...
 
@@ -30,15 +30,15 @@ def opened(
     prepare: Callable[[C], P],
     name: Callable[[C], str],
 ) -> tuple[C, P, RunFolder]:
-    """The configuration, what was prepared from it, and the folder, with its config.toml written.
+    """Returns the configuration, what was prepared from it, and the folder with its config.toml.
 
-    Nothing is written before all that can be wrong with the line has been found.
+    Nothing is written until the whole line has been checked.
 
     **Arguments:**
 
-    - `resolve`: from the names given to a configuration.
+    - `resolve`: makes the configuration from the given names.
     - `prepare`: builds what is to be run.
-    - `name`: what a new folder under runs/ is called.
+    - `name`: the name of a new folder under runs/.
     """
     if request.resume and request.force:
         raise ValueError("--resume goes on with a run and --force replaces it: choose one of them.")
@@ -60,7 +60,7 @@ def opened(
 
 
 def _to_resume(folder: RunFolder | None) -> RunFolder:
-    """The folder, when there is a run in it to go on with."""
+    """Returns the folder if it holds a run to continue, and raises ValueError otherwise."""
     if folder is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with.")
     if not folder.is_run():
@@ -71,7 +71,7 @@ def _to_resume(folder: RunFolder | None) -> RunFolder:
 def _merged(
     folder: RunFolder, given: dict[str, Any], resolve: Callable[[dict[str, Any]], Any]
 ) -> dict[str, Any]:
-    """The folder's own configuration, with more steps or seeds if asked for, and nothing else."""
+    """Returns the folder's configuration; only `steps` and `seeds` may be changed."""
     own = read(folder.config)
     before, after = resolve(own).flat(), resolve(own | given).flat()
     for name in [name for name in {**before, **after} if name not in ("steps", "seeds")]:
@@ -84,6 +84,6 @@ def _merged(
 
 
 def free_folder(name: str) -> RunFolder:
-    """The first free folder runs/name-001, -002, ..."""
+    """Returns the first free folder runs/name-001, -002, ..."""
     numbers = (Path("runs") / f"{name}-{number:03d}" for number in range(1, 10**6))
     return RunFolder(next(path for path in numbers if not path.exists()))

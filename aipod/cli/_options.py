@@ -1,4 +1,4 @@
-"""Options that depend on the line: the arguments of solvers and the options of the experiment."""
+"""Options as Typer needs them, including those of the solvers and of the experiment."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ import typer
 from aipod.experiments import SUMMARIES, load
 from aipod.experiments.solvers import ARGUMENTS, SOLVERS
 
-# Options whose value might be the name of an experiment, as in `--out synthetic`.
+# Options that take a value, which may look like an experiment: `--out synthetic`.
 _WITH_VALUE = {
     *("config", "every", "out", "seed", "seeds", "set", "solver", "solvers", "steps"),
     *(name for name, argument in ARGUMENTS.items() if argument.check.__name__ != "flag"),
@@ -47,23 +47,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 
 
 def whole(help: str) -> Any:
-    """A whole number that need not be given."""
+    """An optional whole number."""
     return Annotated[int | None, typer.Option(metavar="INTEGER", help=help)]
 
 
 def text(help: str) -> Any:
-    """Text that need not be given."""
+    """An optional text."""
     return Annotated[str | None, typer.Option(metavar="TEXT", help=help)]
 
 
 def folder(help: str) -> Any:
-    """The folder that a verb writes to."""
+    """The option --out."""
     return Annotated[Path | None, typer.Option("--out", metavar="PATH", help=help)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a line asks of a verb: the names it gives, and what to do with the folder."""
+    """The options of `run` or `compare`: `given` describes the run, the rest is about output."""
 
     given: dict[str, Any]
     out: Path | None
@@ -73,19 +73,18 @@ class Request:
     tensorboard: bool
 
 
-# What a line asks for, to be done after Typer has returned: it has its own ways with interrupts and
-# closed pipes. The exit code comes back.
+# The work of a verb; returns the exit code. It runs after Typer has returned, because Typer handles
+# Ctrl-C and closed pipes in its own way.
 Work = Callable[[], int]
 
 
 def function_of(
     answer: Callable[[dict[str, Any]], int], options: Mapping[str, Any], **defaults: Any
 ) -> Callable[..., Work]:
-    """A function with these annotated options as its parameters, for `typer.Typer.command`.
+    """Returns a function for `typer.Typer.command` that has these options as its parameters.
 
-    Typer reads a signature and nothing else, so that options which are only known when the line
-    is read need no class of their own. The default of an option is False for a switch, and None
-    unless it is given here.
+    Typer only reads a function's signature, so the options can be chosen at run time. Options
+    default to None, switches to False, unless `defaults` says otherwise.
     """
     parameters = [
         inspect.Parameter(
@@ -107,7 +106,7 @@ def function_of(
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was given: by the file, then by options, then by --set."""
+    """Merges what was given in the file, by options and by --set; later ones win."""
     from aipod.experiments.config import assignments, read
 
     rest = dict(values)
@@ -118,7 +117,7 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def experiment_in(arguments: Sequence[str]) -> str | None:
-    """The experiment that a line is about, as far as it can be seen before parsing."""
+    """Finds the experiment in a line that has not been parsed yet."""
     words = list(_words(arguments))
     pairs = list(itertools.pairwise(["", *words]))
     for before, word in pairs:
@@ -133,14 +132,14 @@ def experiment_in(arguments: Sequence[str]) -> str | None:
             try:
                 experiment = read(path).get("experiment")
             except (ValueError, OSError):
-                continue  # the verb itself will say what is wrong with the file
+                continue  # the verb reports it later
             if isinstance(experiment, str) and experiment in SUMMARIES:
                 return experiment
     return None
 
 
 def _words(arguments: Sequence[str]) -> Iterator[str]:
-    """The line with `--name=value` taken apart."""
+    """Splits `--name=value` into two words."""
     for argument in arguments:
         if argument.startswith("--") and "=" in argument:
             yield from argument.split("=", 1)
@@ -149,12 +148,12 @@ def _words(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def solver_options() -> dict[str, Any]:
-    """An option for every argument of any solver."""
+    """One option for each argument of any solver."""
     return {name: _argument_option(name) for name in ARGUMENTS}
 
 
 def experiment_options(experiment: str | None) -> dict[str, Any]:
-    """An option for every field of the experiment's options; none without an experiment."""
+    """One option for each option of the experiment."""
     if experiment is None:
         return {}
     from aipod.experiments.base import checks
@@ -194,7 +193,7 @@ def _argument_option(name: str) -> Any:
 
 
 def _option(name: str, help: str, panel: str, *, flag: bool, metavar: str, on: bool = False) -> Any:
-    """A switch, with its opposite where it is on by default; else text, checked later."""
+    """A switch (with --no- if it is on by default), or a text that is checked later."""
     dashed = "--" + name.replace("_", "-")
     declared = typer.Option(
         f"{dashed}/--no-{dashed[2:]}" if on else dashed,

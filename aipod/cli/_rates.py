@@ -62,7 +62,7 @@ def tell(
     *,
     as_json: bool,
 ) -> None:
-    """The summary on standard output, as one object or as tables."""
+    """Prints the summary, as JSON or as tables."""
     if as_json:
         print(json.dumps(finite(summary | {"folder": str(folder.path)})))
         return
@@ -72,7 +72,7 @@ def tell(
 
 
 def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """The names in a list with commas between; all that are known where there is no list."""
+    """Splits a list at its commas and checks the names; all known names if there is no list."""
     if given is None:
         return tuple(known)
     found = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
@@ -86,7 +86,7 @@ def names(given: str | None, known: Sequence[str], what: str) -> tuple[str, ...]
 
 
 def conclude(folder: RunFolder, summary: dict[str, Any], table: str) -> None:
-    """The summary, and the table as a file for documents."""
+    """Writes summary.json and table.md."""
     folder.write_summary(summary)
     (folder.path / "table.md").write_text(table, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What people see: results on standard output, everything on the way on standard error."""
+"""The two consoles and the tables: results go to stdout, everything else to stderr."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def run_table(summary: dict[str, Any]) -> Table:
-    """The figures that matter of one run."""
+    """The main numbers of one run."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -33,7 +33,7 @@ def run_table(summary: dict[str, Any]) -> Table:
 
 
 def comparison_table(panel: dict[str, Any], metric: str, cost: str) -> Table:
-    """One view of a comparison; ratios are relative to its first row."""
+    """One panel of a comparison; ratios are relative to its first row."""
     seeds = max(row["seeds"] for row in panel["rows"])
     title = f"{panel['title'] or 'Comparison'} (median of {seeds})" if seeds > 1 else panel["title"]
     table = Table(box=box.SIMPLE, pad_edge=False, title=escape(title), title_justify="left")

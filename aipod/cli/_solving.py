@@ -1,4 +1,4 @@
-"""The verbs that solve: run, compare and rates; the files of those names do the work."""
+"""The options of run, compare and rates; the files of those names do the work."""
 
 from typing import Annotated, Any
 
@@ -69,7 +69,7 @@ _SOLVERS = (
 
 
 def add_verbs(app: typer.Typer, experiment: str | None) -> None:
-    """Adds the verbs, with the options of this experiment."""
+    """Adds run, compare and rates, with the options of this experiment."""
     more = _options.solver_options() | experiment_options(experiment)
     options = {"solver": _options.Solver, **_shared("run", "Seed of everything random in the run.")}
     app.command("run", help=_RUN, epilog=_RUN_EXAMPLES)(

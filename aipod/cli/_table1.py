@@ -74,7 +74,7 @@ def _show(summary: dict[str, Any]) -> None:
 
 
 def _refusals(summary: dict[str, Any]) -> list[str]:
-    """Each sentence of refusal once, as a user would see it."""
+    """The methods' error messages, each once."""
     every = [
         words
         for method in summary["methods"]
@@ -89,7 +89,7 @@ def _costs(problem: str, rows: list[dict[str, Any]], accuracies: list[float]) ->
     table.add_column("\nε =", no_wrap=True)
     for what in COSTS:
         for index, accuracy in enumerate(accuracies):
-            # The name of the cost stands over the middle one of its columns.
+            # The name of the cost goes above its middle column.
             word = what.replace(" projections", "").capitalize() if index == 1 else ""
             head = f"{word}\n{accuracy:g}"
             table.add_column(head, justify="right", no_wrap=True, min_width=5)

@@ -1,4 +1,4 @@
-"""Terminals that cannot show every character, and readers that go away."""
+"""Output to terminals without Unicode, and to pipes that are closed early."""
 
 import codecs
 import io
@@ -24,7 +24,7 @@ _SPELLED = {
 
 
 def spell_out() -> None:
-    """Lets the output spell what its encoding does not have, where it would raise an error."""
+    """Makes the output spell characters that its encoding lacks, instead of raising an error."""
     codecs.register_error("aipod.spelled", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -39,13 +39,13 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 
 
 def _plain(character: str) -> str:
-    """In letters of ASCII: by the table, else without its accents, else a question mark."""
+    """ASCII for one character: from the table, or without accents, or a question mark."""
     bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
     return _SPELLED.get(character) or bare or "?"
 
 
 def forget_output() -> None:
-    """After the reader has gone: what is still to be written goes nowhere, instead of raising."""
+    """Sends further output to the null device, because nobody reads it any more."""
     with open(os.devnull, "wb") as nowhere:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

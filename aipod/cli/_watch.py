@@ -1,4 +1,4 @@
-"""A run's progress on standard error, and Ctrl-C that waits for a good moment."""
+"""Shows progress on stderr, and stops a run on Ctrl-C after the current chunk of steps."""
 
 import contextlib
 import os
@@ -13,16 +13,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from aipod.cli._show import err
 from aipod.solving import Progress as Report
 
-# Seconds between two lines where nobody watches a terminal.
+# Seconds between two lines when stderr is not a terminal.
 _LINE_SECONDS = 10.0
 
 
 class Watch:
-    """The front end of `solve` for one run, or for several one after another.
+    """The `progress` callback of `solve`, for one run or for several in sequence.
 
-    The first Ctrl-C (or a polite kill) is remembered, and ends the run after the chunk of steps
-    that is being computed, when all of it is on record. The second one ends it at once,
-    and a third one ends the process.
+    The first Ctrl-C (or SIGTERM) stops the run after the current chunk of steps, when everything
+    has been saved. The second one stops it at once, and the third one ends the process.
     """
 
     def __init__(self, runs: int = 1) -> None:
@@ -39,7 +38,7 @@ class Watch:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._handlers[number] = signal.signal(number, self._interrupt)
-            except ValueError:  # not the main thread: leave signals to whoever has it
+            except ValueError:  # only the main thread may set handlers
                 break
         if sys.stderr.isatty():
             self._bar = Progress(
@@ -68,19 +67,20 @@ class Watch:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         if self._signals > 2:
-            # An exception can get lost in a callback; checkpoints are whole at every moment.
+            # Python can drop an exception in a callback; checkpoints are always complete files.
             os._exit(130)
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
-        with contextlib.suppress(RuntimeError):  # in the middle of another line
+        # The signal may arrive while another line is being written.
+        with contextlib.suppress(RuntimeError):
             err.print("stopping after this chunk of steps; once more stops at once")
 
     def begin(self, name: str, steps: int) -> None:
         """Announces the next run."""
         self._name = f"{self._done + 1}/{self._runs} {name}" if self._runs > 1 else name
         self._done += 1
-        # One run alone shows a sign of life at once.
+        # A single run prints its first line at once.
         self._told = time.monotonic() - (_LINE_SECONDS if self._runs == 1 else 0)
         if self._bar is not None:
             if self._task is not None:
@@ -88,7 +88,7 @@ class Watch:
             self._task = self._bar.add_task("compiling", total=steps, run=self._name)
 
     def end(self, words: str) -> None:
-        """Says in a line how one of several runs ended."""
+        """Prints how one of several runs ended."""
         err.print(f"{self._name}: {words}")
 
     def __call__(self, report: Report) -> None:
@@ -102,6 +102,6 @@ class Watch:
 
 
 def _describe(report: Report) -> str:
-    """The speed, and the first metric that the experiment records."""
+    """Returns the speed and the first metric."""
     first = [f"{k} {v:.3g}" for k, v in report.metrics.items() if isinstance(v, float)][:1]
     return ", ".join([f"{report.steps_per_second:,.0f} steps/s", *first])

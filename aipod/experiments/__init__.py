@@ -1,6 +1,10 @@
-"""The experiments of the command: each is one small file that a reader can begin with.
+"""The experiments of the command.
 
-A new one is a file in `tasks/` with an `EXPERIMENT` in it (see `base.py`), and a line in
+`tasks/` holds one file per experiment, and the tables that they read. `studies/` holds what
+`aipod rates` and `aipod compare table1` measure. The files beside this one turn the names and
+values of a command line into a run.
+
+To add an experiment, add a file with an `EXPERIMENT` to `tasks/` (see `base.py`), and a line to
 `SUMMARIES`.
 """
 
@@ -12,7 +16,7 @@ from aipod.experiments.values import shown, suggestion
 if TYPE_CHECKING:
     from aipod.experiments.base import Experiment
 
-# An experiment's file is only imported when it is used, with whatever else it needs.
+# The file of an experiment is imported when it is used, because some need further packages.
 SUMMARIES = {
     "synthetic": "the paper's Figure 1: a noisy problem of known solution with both levels "
     "constrained",
@@ -28,7 +32,7 @@ SUMMARIES = {
 
 
 def load(name: str) -> "Experiment":
-    """The experiment of that name: `EXPERIMENT` in the file named after it."""
+    """Returns the `EXPERIMENT` in the file of that name."""
     if name not in SUMMARIES:
         raise ValueError(
             f"there is no experiment {shown(name)}.{suggestion(name, SUMMARIES)} "

@@ -1,4 +1,4 @@
-"""What an experiment is: a problem to build, what is measured on it, and what is compared."""
+"""The parts of an experiment: a problem, its metrics, its options and what it compares."""
 
 import dataclasses
 import types
@@ -22,7 +22,7 @@ Columns = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A column of the history as tables, figures and the report show it."""
+    """A column of the history, and how tables, figures and the report show it."""
 
     name: str
     label: str
@@ -32,10 +32,10 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """An experiment's own picture of its result, which a run keeps and the report shows.
+    """A picture of the result, which a run saves and the report shows.
 
-    - `draw`: (figure, x, y) draws on an empty Matplotlib figure, with x and y on their sets.
-    - `caption`: what there is to see, in a sentence or two.
+    - `draw`: (figure, x, y) draws on an empty Matplotlib figure; x and y lie on their sets.
+    - `caption`: one or two sentences about what it shows.
     - `size`: width and height in inches.
     """
 
@@ -46,11 +46,11 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A problem ready to solve, where to start, and what to measure on the way.
+    """A problem with its starting point and its measurements.
 
     - `record`: (x, y) -> dictionary of arrays, compiled along with the solver.
-    - `derive`: columns -> further columns, computed on the host when the run has ended.
-    - `picture`: what the result looks like, where curves do not tell it.
+    - `derive`: columns -> further columns, computed after the run.
+    - `picture`: drawn at the end of a run.
     """
 
     problem: Bilevel
@@ -63,7 +63,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One column of the comparison's figure; the first variant is the measure for the others.
+    """One column of the comparison's figure; the others are compared with the first variant.
 
     A variant is a solver with arguments of its own, `e-aipod:lower_prob=0.1:upper_steps=2`.
     """
@@ -79,7 +79,7 @@ def varied(argument: str, chosen: Sequence[Plain]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A trajectory from elsewhere, drawn dotted in the panels of a comparison that have a title."""
+    """A curve from another source, drawn as a dotted line in the panels with these titles."""
 
     panels: tuple[str, ...]
     label: str
@@ -92,12 +92,12 @@ class Experiment:
 
     - `options`: a frozen dataclass whose fields are made by `option`.
     - `build`: options -> Task.
-    - `panels`: options -> what `aipod compare` shows unless it is told otherwise.
-    - `metrics`: what is shown; the first one is the headline.
+    - `panels`: options -> what `aipod compare` shows by default.
+    - `metrics`: what is shown; the first one is the main metric.
     - `axes`: the columns to draw against; the first one is the cost that the comparison counts.
-    - `arguments`: for each solver what it is given unless told otherwise; the first is the default.
+    - `arguments`: the default arguments of each solver; the first solver is the default.
     - `steps`, `every`: outer steps, and how often to record.
-    - `references`: options -> trajectories from elsewhere, for the figure of the comparison.
+    - `references`: options -> curves from other sources, for the comparison's figure.
     """
 
     name: str
@@ -113,20 +113,20 @@ class Experiment:
 
     @property
     def solver(self) -> str:
-        """The solver that a run takes unless told otherwise."""
+        """The default solver."""
         return next(iter(self.arguments))
 
 
 def option(default: Any, help: str, limit: Limit | None = None) -> Any:
-    """A field of an experiment's options, with the line that `--help` shows.
+    """A field of an experiment's options: its default, its line in `--help`, and its limit.
 
-    The limit holds where `__post_init__` of the options calls `check_limits`.
+    The options' `__post_init__` must call `check_limits`.
     """
     return dataclasses.field(default=default, metadata={"help": help, "limit": limit})
 
 
 def checks(options: type) -> dict[str, Callable[[Any, str], Plain]]:
-    """For each option the function that checks a plain value, from the field's type."""
+    """Returns the function that checks each option, chosen by the type of its field."""
     plain: dict[type, Callable[[Any, str], Plain]] = {
         int: values.whole,
         float: values.number,

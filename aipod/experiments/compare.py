@@ -1,4 +1,4 @@
-"""A comparison: several variants of solvers, each with several seeds, in the panels of a figure."""
+"""The configuration of a comparison: variants of solvers, each with several seeds."""
 
 import dataclasses
 import re
@@ -18,10 +18,10 @@ MOST_SEEDS = 1000
 class CompareConfig:
     """A comparison.
 
-    - `model`: what all its runs have in common; its solver and seed are replaced in them.
-    - `seeds`: how many, from the seed of the model on.
-    - `common`: arguments for every variant that takes them.
-    - `runs`: the run of each variant in the panels.
+    - `model`: what all runs share; each run has its own solver and seed.
+    - `seeds`: how many; the first is the seed of the model.
+    - `common`: arguments for all variants that accept them.
+    - `runs`: the configuration of each variant in the panels.
     """
 
     model: RunConfig
@@ -31,7 +31,7 @@ class CompareConfig:
     runs: dict[str, RunConfig]
 
     def _names(self) -> dict[str, Any]:
-        """In the order of the file."""
+        """The names that every comparison has, in the order of the file."""
         own = {name: getattr(self.model, name) for name in RUN_NAMES if name != "solver"}
         return {"experiment": own.pop("experiment"), "seeds": self.seeds, **own}
 
@@ -45,7 +45,7 @@ class CompareConfig:
         return text
 
     def flat(self) -> dict[str, Any]:
-        """All of it under its one name."""
+        """All settings in one dictionary."""
         solvers = [variant for panel in self.panels for variant in panel.variants]
         chosen = {"solvers": ",".join(solvers)}
         return self._names() | self.common | self.model.options | chosen
@@ -54,9 +54,9 @@ class CompareConfig:
         return range(self.model.seed, self.model.seed + self.seeds)
 
     def folders(self) -> dict[str, list[str]]:
-        """A folder for each distinct run, with the variants that come to it.
+        """Returns a folder name for each distinct run, with its variants.
 
-        The same run may stand in two panels under two names; it is made once.
+        Two panels may list the same run under different names; it runs once.
         """
         found: dict[str, list[str]] = {}
         for variant, run in self.runs.items():
@@ -66,13 +66,13 @@ class CompareConfig:
 
 
 def _folder_name(variant: str, taken: Collection[str]) -> str:
-    """A name that every file system takes."""
+    """A name that is valid on every file system."""
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", variant).strip("_.")[:100]
     return name if name not in taken else f"{name}-{len(taken)}"
 
 
 def resolve_comparison(given: Mapping[str, Any]) -> CompareConfig:
-    """The comparison that the given names and the defaults describe."""
+    """Makes the configuration from the given names and the defaults."""
     if "experiment" not in given:
         raise ValueError(
             "name an experiment, as in `aipod compare synthetic`; `aipod list` has them all."
@@ -128,7 +128,7 @@ def _variants(names: Any, what: str) -> tuple[str, ...]:
 def _runs(
     panels: tuple[Panel, ...], common: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> tuple[dict[str, RunConfig], set[str]]:
-    """A run for each variant, and the common arguments that were of use to one."""
+    """Returns a run for each variant, and the common arguments that some variant accepts."""
     runs: dict[str, RunConfig] = {}
     used: set[str] = set()
     for variant in dict.fromkeys(name for panel in panels for name in panel.variants):
@@ -137,7 +137,7 @@ def _runs(
         used |= set(takes)
         chosen = assignments(own)
         for name in chosen:
-            # All variants solve one problem, in as many steps.
+            # All variants solve the same problem in the same number of steps.
             if name not in solvers.ARGUMENTS:
                 raise ValueError(
                     f"{values.shown(variant)}: {name} is no argument of a solver; what holds for "

@@ -1,4 +1,4 @@
-"""What a run is, to the last argument: resolved from options and files, and written down again."""
+"""The complete configuration of a run, made from options and files, and written to config.toml."""
 
 import dataclasses
 import tomllib
@@ -13,13 +13,13 @@ from aipod.experiments.base import Experiment, checks
 from aipod.experiments.toml import dump, header
 from aipod.experiments.values import Plain
 
-# What every run has besides the solver's arguments and the experiment's options.
+# The settings that every run has, besides the solver's arguments and the experiment's options.
 RUN_NAMES = ("experiment", "solver", "steps", "every", "seed", "x64")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One run. The names are those of the command's options, and of the keys of `config.toml`."""
+    """One run. Options of the command and keys of `config.toml` have the same names."""
 
     experiment: str
     solver: str
@@ -31,7 +31,7 @@ class RunConfig:
     options: dict[str, Plain]
 
     def flat(self) -> dict[str, Plain]:
-        """All of it under its one name."""
+        """All settings in one dictionary."""
         run: dict[str, Plain] = {name: getattr(self, name) for name in RUN_NAMES}
         return run | self.arguments | self.options
 
@@ -49,7 +49,7 @@ class RunConfig:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The names and values of a configuration file."""
+    """Reads a configuration file."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def assignments(texts: list[str]) -> dict[str, Any]:
-    """`name=value` pairs; the value as TOML writes it, and a word that it does not know as text."""
+    """Parses `name=value` pairs; values are TOML, and anything else is text."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -86,7 +86,7 @@ def _literal(text: str) -> Any:
 
 
 def resolve(given: Mapping[str, Any]) -> RunConfig:
-    """The run that the given names and the defaults describe; `ValueError` when there is none."""
+    """Makes the configuration from the given names and the defaults, or raises `ValueError`."""
     if "experiment" not in given:
         raise ValueError(
             "name an experiment, as in `aipod run synthetic`; `aipod list` has them all."
@@ -114,7 +114,7 @@ def resolve(given: Mapping[str, Any]) -> RunConfig:
 def resolve_arguments(
     solver: str, experiment: Experiment, given: Mapping[str, Any]
 ) -> dict[str, Plain]:
-    """All arguments of a solver: its own defaults, the experiment's, and what was given."""
+    """Merges the solver's defaults, the experiment's and the given arguments; later ones win."""
     known = solvers.defaults(solver)
     chosen = known | dict(experiment.arguments.get(solver, {})) | dict(given)
     checked = {
@@ -122,7 +122,7 @@ def resolve_arguments(
         for name, value in chosen.items()
         if value is not None
     }
-    # An optimiser takes the place of the default step size; only E-AiPOD with T > 1 needs both.
+    # An optimiser replaces the default step size; only E-AiPOD with T > 1 needs both.
     both = "extrapolation" in known and checked.get("upper_steps") != 1
     if "upper_optimizer" in checked and "upper_lr" not in given and not both:
         checked.pop("upper_lr", None)
@@ -130,7 +130,7 @@ def resolve_arguments(
 
 
 def resolve_options(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Plain]:
-    """All options of an experiment, checked by their types and by the experiment itself."""
+    """Checks the given options and returns all options of the experiment."""
     checked = {name: check(given[name], name) for name, check in _given(experiment, given)}
     options = dataclasses.asdict(experiment.options(**checked))
     return {name: value for name, value in options.items() if value is not None}

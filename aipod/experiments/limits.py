@@ -1,4 +1,4 @@
-"""What the value of an experiment's option must keep to."""
+"""Limits for the options of experiments."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """`words` go on after "must", in the error that a value outside gets."""
+    """`holds` tests a value; `words` follow "must" in the error message."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -24,7 +24,7 @@ SHARE = Limit("lie in (0, 1]", lambda value: 0 < value <= 1)
 
 
 def check_limits(options: Any) -> None:
-    """Raises `ValueError` for the first option outside its limit; an option of None has none."""
+    """Raises `ValueError` for the first option outside its limit; None is always accepted."""
     for field in dataclasses.fields(options):
         limit, value = field.metadata.get("limit"), getattr(options, field.name)
         if limit is not None and value is not None and not limit.holds(value):

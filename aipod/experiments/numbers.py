@@ -1,11 +1,11 @@
-"""Numbers as people read them, in tables, sentences and figures."""
+"""Formats numbers for tables, sentences and figures."""
 
 import math
 from typing import Any
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A measured value to so many digits; whole numbers in full."""
+    """A measured value, rounded to some digits; whole numbers in full."""
     if value is None or not math.isfinite(value):
         return "not finite"
     if isinstance(value, int) or abs(value) >= 10**digits:
@@ -14,7 +14,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Two decimals; nothing where there is no value."""
+    """Two decimals; empty for None."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -29,17 +29,17 @@ def interval(low: float, high: float) -> str:
 
 
 def setting(value: Any) -> str:
-    """A value that somebody chose: as short as it can be written."""
+    """A value of a configuration, without trailing zeros."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def rounded(cost: float | None) -> str:
-    """An interpolated cost: to two figures, since the rest is not known."""
+    """An interpolated cost, rounded to two figures."""
     return "not reached" if cost is None else f"{float(f'{cost:.2g}'):,.0f}"
 
 
 def short(cost: float | None) -> str:
-    """To two figures, as in 2.7k; a dash where the accuracy was not reached."""
+    """A cost with two figures, such as 2.7k; a dash for None."""
     if cost is None:
         return "–"
     for size, letter in ((1e6, "M"), (1e3, "k")):
@@ -50,13 +50,13 @@ def short(cost: float | None) -> str:
 
 
 def tick(value: float, position: int | None = None) -> str:
-    """A number at an axis, as Matplotlib's formatters ask for it."""
+    """A tick label; the second argument is Matplotlib's."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:,g} M"
     return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:g}"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
+    """Returns a Markdown table."""
     first, *rest = (f"| {' | '.join(line)} |\n" for line in (head, *rows))
     return first + "|---" * len(head) + "|\n" + "".join(rest)

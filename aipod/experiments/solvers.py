@@ -1,4 +1,4 @@
-"""The solvers by the names that the command uses, and what each of their arguments may be."""
+"""The solvers by their names in the command, and how their arguments are checked."""
 
 import dataclasses
 import inspect
@@ -41,9 +41,9 @@ SOLVERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """One argument: how a plain value is checked, the paper's symbol, and a line of help.
+    """One argument: the check of a plain value, the paper's symbol, and a line of help.
 
-    `make` turns the plain value into what the solver takes; None where that is the value itself.
+    `make` converts the plain value into an object; None if the solver takes the value itself.
     """
 
     check: Callable[[Any, str], Plain]
@@ -101,13 +101,13 @@ def entry(solver: str) -> Entry:
 
 
 def defaults(solver: str) -> dict[str, Plain | None]:
-    """The arguments that a solver takes, with their own defaults as plain values."""
+    """Returns a solver's arguments and their defaults as plain values."""
     parameters = inspect.signature(getattr(aipod, entry(solver).function)).parameters
     return {name: _plain(parameter.default) for name, parameter in parameters.items()}
 
 
 def make(solver: str, arguments: Mapping[str, Plain]) -> Any:
-    """The solver itself."""
+    """Makes the solver."""
     made: dict[str, Any] = dict(arguments)
     for name, value in arguments.items():
         make_value = ARGUMENTS[name].make

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written while the run goes on."""
+"""Writes TensorBoard event files during a run."""
 
 import importlib.util
 import shutil
@@ -10,15 +10,15 @@ from aipod.solving import History
 
 
 def require_tensorboard() -> None:
-    """Raises unless event files can be written."""
+    """Raises `ValueError` if tensorboardX is not installed."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise ValueError(f"--tensorboard needs tensorboardX; to add it: {install('tensorboard')}")
 
 
 class EventWriter:
-    """One scalar for each metric and recorded step.
+    """Writes one scalar for each metric and recorded step.
 
-    A resumed run starts from an empty folder again, since its history comes back whole.
+    A resumed run empties the folder first, because its checkpoint holds the whole history.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,7 +29,7 @@ class EventWriter:
         self._written = 0
 
     def write(self, history: History) -> None:
-        """The rows that are new since the last call."""
+        """Writes the rows that are new since the last call."""
         steps = history["step"]
         for row in range(self._written, len(steps)):
             for name, column in history.items():

@@ -1,4 +1,4 @@
-"""Writing the little TOML that configuration files need; the standard library only reads it."""
+"""Writes the TOML that configuration files need; the standard library can only read TOML."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A JSON string is a TOML string, but for the one control character that JSON leaves alone.
+        # A JSON string is a TOML string, except that JSON does not escape this control character.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)

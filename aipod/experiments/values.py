@@ -1,4 +1,4 @@
-"""Plain values, as a command line or a TOML file holds them, and the objects they stand for."""
+"""Checks plain values from the command line or a file, and makes objects from them."""
 
 import ast
 import difflib
@@ -13,10 +13,10 @@ import optax
 from aipod.slots.upper import fading_adam
 from aipod.stepsize import Curvature
 
-# The largest whole number that JAX counts with.
+# The largest 32-bit integer, which is JAX's default.
 LARGEST = 2**31 - 1
 
-# What a configuration file can hold for one name.
+# The values that a configuration file can hold.
 Plain = bool | int | float | str
 
 _OPTIMIZERS = ("adabelief", "adagrad", "adam", "adamw", "lion", "nadam", "rmsprop", "sgd", "yogi")
@@ -32,7 +32,7 @@ def whole(value: Any, name: str) -> int:
 
 
 def within(value: Any, name: str, least: int, most: int = LARGEST) -> int:
-    """A whole number between two others."""
+    """A whole number from `least` to `most`."""
     number = whole(value, name)
     if number < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {number}.")
@@ -61,7 +61,7 @@ def text(value: Any, name: str) -> str:
 
 
 def choice(*allowed: str) -> Callable[[Any, str], str]:
-    """A check that the value is one of these words."""
+    """Returns a check that the value is one of these words."""
 
     def one_of(value: Any, name: str) -> str:
         if value not in allowed:
@@ -90,10 +90,10 @@ def optimizer(value: Any, name: str) -> str:
 
 
 def make_step_size(value: Plain, name: str) -> Any:
-    """The step size that a plain value stands for.
+    """Makes the step size that a plain value describes.
 
-    A number becomes an array, an argument of the compiled program: one program then serves every
-    step size, and a comparison of several compiles once.
+    A number becomes an array, which is an argument of the compiled program, so that runs with
+    different step sizes share one program.
     """
     plain = _number(value)
     if plain is not None:
@@ -115,7 +115,7 @@ def make_optimizer(value: Plain, name: str) -> Any:
     known = {name: getattr(optax, name) for name in _OPTIMIZERS} | {"fading_adam": fading_adam}
     if word not in known:
         raise ValueError(remedy)
-    # The step size comes first, by whatever name; only E3-AiPOD's own optimiser has a default.
+    # The step size is the first argument, or has one of two names; fading_adam has a default.
     first = [*arguments, *(named[key] for key in ("learning_rate", "rate") if key in named)][:1]
     if (first and (first[0] <= 0 or isinstance(first[0], bool))) or (
         not first and word != "fading_adam"
@@ -123,7 +123,7 @@ def make_optimizer(value: Plain, name: str) -> Any:
         raise ValueError(remedy)
     made = _apply(known[word], arguments, named, remedy)
     try:
-        # Optax says what is wrong with an argument when it is used; nothing is computed here.
+        # Optax checks some arguments only when they are used; this traces without computing.
         jax.eval_shape(lambda x: made.update(x, made.init(x), x), jnp.zeros(1))
     except Exception as error:
         raise ValueError(f"{remedy} ({type(error).__name__}: {error})") from error
@@ -131,18 +131,18 @@ def make_optimizer(value: Plain, name: str) -> Any:
 
 
 def make_probability(value: Plain, name: str) -> Any:
-    """An array for the same reason as in `make_step_size`."""
+    """Makes an array, for the same reason as `make_step_size`."""
     return jnp.asarray(number(value, name), float)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """' Did you mean x?', or nothing when no name is near."""
+    """Returns ' Did you mean x?', or an empty string if no name is similar."""
     near = difflib.get_close_matches(name[:100], list(known), n=1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def shown(value: Any) -> str:
-    """A value as somebody gave it, cut short where it is very long."""
+    """The repr of a value, shortened if it is very long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
 
@@ -159,7 +159,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def _call(value: Any, remedy: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """`name(1, key=2)` taken apart, without evaluating anything but literals."""
+    """Parses `name(1, key=2)`; only literals are evaluated."""
     try:
         tree = ast.parse(str(value).strip(), mode="eval").body
         if isinstance(tree, ast.Name):
@@ -176,7 +176,7 @@ def _call(value: Any, remedy: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a literal is a number to compute with, or true or false."""
+    """Whether a literal is a finite number or a bool."""
     return isinstance(value, bool | int | float) and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""What a comparison shows, in numbers and in sentences."""
+"""The results of a comparison as a table and as sentences."""
 
 import dataclasses
 from typing import Any
@@ -13,10 +13,10 @@ from aipod.report.reading import AXES
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One group beside the first group of its view, at as many outer steps as both have.
+    """One group compared with the first group of its view, at the last step that both reached.
 
     `value` and `cost` are medians over seeds; `ratio` and `cost_ratio` are relative to the first
-    group, and `worst` is the largest ratio of the values at any recorded step.
+    group; `worst` is the largest ratio of the values at any recorded step.
     """
 
     label: str
@@ -59,7 +59,7 @@ def _row(section: Section, group: Group, measure: Group) -> Row:
 
 
 def sentences(section: Section) -> list[str]:
-    """For each view one: the cheapest group beside the first one."""
+    """One sentence for each view, comparing its cheapest group with its first."""
     said: list[str] = []
     for view in section.views:
         first, *others = table(section, view)

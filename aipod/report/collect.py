@@ -1,4 +1,4 @@
-"""From run folders to what is shown: sections of groups of runs that differ in their seed only."""
+"""Sorts runs into sections (one per experiment) and groups (runs that differ only in the seed)."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from aipod.report.reading import Run, read_comparison, read_run, results
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs of one configuration, one for each seed; `index` chooses its colour and line."""
+    """Runs of one configuration, one for each seed; `index` selects the colour and line style."""
 
     label: str
     index: int
@@ -28,7 +28,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A trajectory from elsewhere, drawn dotted."""
+    """A curve from another source, drawn as a dotted line."""
 
     label: str
     columns: dict[str, np.ndarray]
@@ -36,7 +36,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Groups that are drawn together; the first is the measure for the others."""
+    """Groups that are drawn together; the others are compared with the first."""
 
     title: str
     groups: tuple[Group, ...]
@@ -55,7 +55,7 @@ class Section:
 
 
 def collect(paths: Sequence[Path]) -> tuple[Section, ...]:
-    """The sections of all runs in these folders, however deep they lie."""
+    """Returns the sections of all runs at or below these folders."""
     found = results(paths).items()
     runs = [read_run(folder, summary) for folder, summary in found if summary["kind"] == "run"]
     experiments = dict.fromkeys(run.summary["experiment"] for run in runs)
@@ -94,12 +94,12 @@ def _section(runs: list[Run], paths: Sequence[Path]) -> Section:
 
 
 def _comparison(paths: Sequence[Path]) -> dict[str, Any] | None:
-    """The summary of the one comparison that is shown, if it is one and has ended."""
+    """Returns the summary if the report is about one finished comparison, else None."""
     return read_comparison(paths[0]) if len(paths) == 1 else None
 
 
 def _named(paths: Sequence[Path]) -> dict[str, set[str]]:
-    """The arguments that a comparison's variants name, for each solver: labels tell them too."""
+    """The arguments that the variants of a comparison set, by solver; labels show them."""
     named: dict[str, set[str]] = {}
     for variant in (_comparison(paths) or {"folders": ()})["folders"]:
         solver, *own = variant.split(":")
@@ -109,7 +109,7 @@ def _named(paths: Sequence[Path]) -> dict[str, set[str]]:
 
 
 def _order(by_config: dict[str, list[Run]], paths: Sequence[Path]) -> list[str]:
-    """The order of the comparison's variants; without one, the order of the folders."""
+    """The order of the comparison's variants, or else of the folders."""
     summary = _comparison(paths)
     if summary is None:
         return list(by_config)
@@ -117,7 +117,7 @@ def _order(by_config: dict[str, list[Run]], paths: Sequence[Path]) -> list[str]:
 
     def place(key: str) -> int:
         name = by_config[key][0].path.parent.name
-        # A run that somebody has copied into the folder comes last.
+        # Runs that do not belong to the comparison come last.
         return folders.index(name) if name in folders else len(folders)
 
     return sorted(by_config, key=place)
@@ -143,7 +143,7 @@ def _views(groups: tuple[Group, ...], paths: Sequence[Path]) -> tuple[View, ...]
 
 
 def _labels(runs: list[Run], named: Mapping[str, set[str]]) -> list[str]:
-    """Names that tell the groups apart: the solver, and whatever else differs between them."""
+    """Labels for the groups: the solver, and every setting in which they differ."""
     everywhere = {
         name
         for name in {name for run in runs for name in run.config}

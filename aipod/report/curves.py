@@ -1,4 +1,4 @@
-"""Curves over seeds: the median and the range, at the steps that all seeds recorded."""
+"""Median and range of a column over the seeds of a group."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class Curve:
 
 
 def curve(group: Group, column: str) -> Curve:
-    """A column's median and range over the seeds, for as many rows as every seed has."""
+    """Returns a column's median and range, over the rows that every seed has."""
     length = rows(group)
     stacked = np.stack([run.columns[column][:length] for run in group.runs])
     return Curve(np.median(stacked, axis=0), stacked.min(axis=0), stacked.max(axis=0))
@@ -27,7 +27,7 @@ def rows(group: Group) -> int:
 
 
 def available_axes(groups: tuple[Group, ...]) -> list[str]:
-    """The axes on which something moves: no rounds where there are no clients."""
+    """Returns the axes that are not zero throughout, such as rounds without clients."""
 
     def moves(name: str) -> bool:
         columns = [run.columns.get(name) for group in groups for run in group.runs]
@@ -39,7 +39,7 @@ def available_axes(groups: tuple[Group, ...]) -> list[str]:
 
 
 def thinned(length: int, most: int = 400) -> np.ndarray:
-    """Rows to draw: half of them even, half even on a logarithmic scale, the ends among them."""
+    """Selects rows to draw: half evenly spaced, half evenly on a log scale, both ends included."""
     if length <= most:
         return np.arange(length)
     even = np.linspace(0, length - 1, most // 2)

@@ -15,12 +15,12 @@ from aipod.report.reading import AXES
 from aipod.report.style import COLOURS, REFERENCE, look
 from aipod.runs._figures import save
 
-# Rows of a run that a line is drawn through; more only makes the files larger.
+# Points of a line; more would only make the files larger.
 _POINTS = 600
 
 
 def comparison_figure(section: Section, folder: Path) -> list[Path]:
-    """The headline metric: a column for each view, a row for each axis (the paper's Figure 1)."""
+    """Draws the first metric: one column per view, one row per axis (the paper's Figure 1)."""
     metric, axes = section.metrics[0], section.axes
     width = max(4.2, 3.7 * len(section.views))
 
@@ -49,7 +49,7 @@ def comparison_figure(section: Section, folder: Path) -> list[Path]:
 
 
 def run_figure(section: Section, folder: Path) -> list[Path]:
-    """One run: the metrics against outer steps, and the headline against its cost."""
+    """Draws one run: all metrics against outer steps, and the first metric against its cost."""
     group, cost = section.groups[0], section.axes[0]
     logarithmic = [metric for metric in section.metrics if metric["log"]]
     linear = [metric for metric in section.metrics if not metric["log"]]
@@ -86,14 +86,14 @@ def _reference_line(
     place: Axes, reference: Reference, axis: str, metric: dict[str, Any], index: int
 ) -> None:
     across, up = reference.columns.get(axis), reference.columns.get(metric["name"])
-    # Without values for this axis the line is only in the legend.
+    # Without values for this axis the line appears in the legend only.
     shown = ((), ()) if across is None or up is None else (across, up)
     line = ("dotted", (0, (1, 2.6)))[index % 2]
     place.plot(*shown, color=REFERENCE, linestyle=line, linewidth=1.4, label=reference.label)
 
 
 def _metric_line(place: Axes, group: Group, axis: str, metric: dict[str, Any], index: int) -> None:
-    """Of one run. Solid, since a dashed line with noise on it is hard to follow."""
+    """Draws a metric of one run as a solid line; noisy dashed lines are hard to follow."""
     across, up = curve(group, axis).middle, curve(group, metric["name"]).middle
     rows = thinned(len(across), _POINTS)
     width = 1.8 if index == 0 else 0.9
@@ -108,7 +108,7 @@ def _finish(place: Axes, axis: str, metric: dict[str, Any] | None, logarithmic: 
     if logarithmic:
         place.set_yscale("log")
         low, high = place.get_ylim()
-        # Plain numbers; in between the powers of ten only where there are few of those.
+        # Plain numbers at powers of ten, and at 2 and 5 times those if the range is short.
         place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
         place.yaxis.set_minor_locator(NullLocator())
         place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: setting(value)))

@@ -37,14 +37,14 @@ def write_report(
     *,
     force: bool = False,
 ) -> None:
-    """Writes the page; an older report is replaced, any other file only by `force`."""
+    """Writes the page. It replaces an older report; any other file only with `force`."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give --out a file, such as report.html.")
     if path.exists() and not force and MARK not in path.read_text(errors="replace")[:2000]:
         raise ValueError(f"{path} is not a report: choose another file with --out, or add --force.")
     text = page(sections, studies)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Half of a character pair, which JSON may hold, has no place in UTF-8.
+    # JSON may hold lone surrogates, which UTF-8 cannot encode.
     path.write_text(text, encoding="utf-8", errors="replace")
 
 
@@ -73,7 +73,7 @@ def _part(name: str) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that no text in it can end the script element of."""
+    """Returns JSON in which no text can close the script element."""
     return json.dumps(finite(data), separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -120,7 +120,7 @@ def _trace(group: Group, section: Section, axes: list[str]) -> dict[str, Any]:
 
 
 def _reference(label: str, section: Section) -> dict[str, Any]:
-    """What others have measured, as a dotted line; it may not know every axis."""
+    """A reference curve as a dotted line; it may lack some of the axes."""
     found = next(r for view in section.views for r in view.references if r.label == label)
     return {
         "label": label,
@@ -134,7 +134,7 @@ def _reference(label: str, section: Section) -> dict[str, Any]:
 
 
 def _digits(column: Any) -> list[float]:
-    """Six digits are more than a screen shows, and a third of the size."""
+    """Rounds to six digits, which is more than a screen shows and a third of the size."""
     return [float(f"{value:.6g}") for value in column]
 
 
@@ -162,7 +162,7 @@ def _section(index: int, section: Section) -> str:
 
 
 def _pictures(section: Section) -> str:
-    """The experiment's own picture for each group, of its first seed, where the runs drew one."""
+    """The experiment's picture for the first seed of each group, if there is one."""
     several = len(section.groups) > 1
     shown = []
     for group in section.groups:
@@ -210,7 +210,7 @@ def _summary_table(section: Section, view: View) -> str:
 
 
 def _configuration(section: Section) -> str:
-    """A row for each name; one cell where all groups agree."""
+    """One row for each setting."""
     names = dict.fromkeys(name for group in section.groups for name in group.config)
     body = [[name, *(_plain(g.config.get(name, "")) for g in section.groups)] for name in names]
     return merged(["", *(group.label for group in section.groups)], body, "values")

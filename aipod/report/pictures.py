@@ -1,18 +1,19 @@
-"""Pictures of a run folder, put into the page: its policy fetches nothing, not even a file."""
+"""Pictures of a run folder, embedded in the page, whose security policy loads no files."""
 
 import base64
 from html import escape
 from pathlib import Path
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# More than any figure that is drawn here has.
+# Larger than any figure that aipod draws.
 _MOST_BYTES = 20_000_000
 
 
 def picture(folder: Path, name: str, words: str) -> str:
-    """A PNG from the folder's figures, with words below; nothing where there is no such picture.
+    """Returns figures/<name>.png as HTML with a caption, or an empty string.
 
-    A folder may come from somebody else: a link out of it, or a file that is no PNG, is not shown.
+    The folder may come from somebody else, so a link to a file outside of it, or a file that is
+    not a PNG, is left out.
     """
     file = folder / "figures" / f"{name}.png"
     if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):

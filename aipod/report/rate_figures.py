@@ -1,4 +1,4 @@
-"""Figures of measured rates: costs against errors, with the slopes that are claimed."""
+"""Figures of measured rates: costs against errors, with lines of the claimed slopes."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ _PANELS = (
 
 
 def rates_figure(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """A row for each problem, a column for each cost; the effect of T in a figure of its own."""
+    """Draws one row per problem and one column per cost; the effect of T has its own figure."""
     written = []
     problems = [name for name in ("synthetic", "logistic") if name in summary["curves"]]
     if problems:
@@ -55,7 +55,7 @@ def _panel(
             markersize=3,
             label=label,
         )
-    # The guides begin below the first method's curve, under whatever else runs there.
+    # The guides start below the lowest curve at the first method's largest error.
     first = next(iter(curves.values()))["error"]
     near = [
         costs[label][np.argmin(np.abs(np.log(np.divide(curve["error"], first[0]))))]

@@ -1,4 +1,4 @@
-"""Folders as they are read back; what a later page or figure relies on is checked here, once."""
+"""Reads run folders and checks everything that pages and figures rely on."""
 
 import dataclasses
 import warnings
@@ -24,8 +24,8 @@ AXES = {
     "seconds": "computing time (s)",
 }
 
-# A shape is a type, [shape] for a list of those, {str: shape} for a dictionary of those, or a
-# dictionary of the names that must be there.
+# A shape is a type, [shape] for a list, {str: shape} for a dictionary with any keys, or a
+# dictionary of required keys.
 _RUN = {
     "experiment": str,
     "solver": str,
@@ -52,15 +52,15 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that was chosen, but for the seed."""
+        """The configuration without the seed."""
         return {name: value for name, value in self.summary["config"].items() if name != "seed"}
 
 
 def results(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
-    """The folders at or below these paths that hold results to show, with their summaries.
+    """Returns the folders at or below these paths that hold results, with their summaries.
 
-    Files of the same name that others have written are left alone: they have no config.toml. Nor
-    is there anything to show of a run that ended before it recorded anything.
+    A summary.json without a config.toml beside it belongs to another program and is ignored, and
+    so is a run that ended before it recorded anything.
     """
     found: dict[Path, dict[str, Any]] = {}
     for path in paths:
@@ -69,7 +69,7 @@ def results(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
         here = dict(_results(path))
         if not here:
             raise ValueError(f"there is no finished run in {path}: `aipod run` writes one.")
-        # The same folder may be reached by two of the paths.
+        # Two of the paths may lead to the same folder.
         known = {folder.resolve() for folder in found}
         found |= {folder: s for folder, s in here.items() if folder.resolve() not in known}
     return found
@@ -95,13 +95,13 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_run(path: Path, summary: dict[str, Any]) -> Run:
-    """The run in a folder; `ValueError` when anything is missing that the report uses."""
+    """Returns the run in a folder, or raises `ValueError` if anything is missing."""
     check_summary(path, summary, _RUN)
-    # A pipe in the place of a file would be waited for without end.
+    # Opening a named pipe would wait forever.
     if not (path / "metrics.csv").is_file():
         raise ValueError(f"{path} has no metrics.csv: repeat the run.")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy's of a file without rows, which is refused below
+        warnings.simplefilter("ignore")  # NumPy warns of a file without rows, which raises below
         columns = RunFolder(path).read_metrics()
     wanted = {"step", *summary["axes"]}
     if not summary["axes"] or not wanted <= set(AXES):
@@ -113,7 +113,7 @@ def read_run(path: Path, summary: dict[str, Any]) -> Run:
 
 
 def read_comparison(path: Path) -> dict[str, Any] | None:
-    """The summary of the comparison in this folder; None where there is none, or no end of it."""
+    """Returns the summary of a finished comparison in this folder, or None."""
     if not (path / "summary.json").is_file():
         return None
     summary = read_summary(path)
@@ -135,7 +135,7 @@ def _damaged(path: Path, what: str) -> ValueError:
 
 
 def check_summary(path: Path, summary: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Raises `ValueError` for the first name in the shape that the summary does not have so."""
+    """Raises `ValueError` for the first entry that does not have its shape."""
     for name, kind in shape.items():
         if not _fits(summary.get(name), kind):
             raise _damaged(path, name)

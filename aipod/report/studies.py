@@ -1,4 +1,4 @@
-"""What `aipod rates` and `aipod compare table1` measured, as sections of the page."""
+"""The results of `aipod rates` and `aipod compare table1` as sections of the page."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _PICTURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A folder with a table of measurements; `tables` hold the cells of table.md beside it."""
+    """A folder with measurements; `tables` holds the cells of its table.md."""
 
     path: Path
     summary: dict[str, Any]
@@ -36,7 +36,7 @@ class Study:
 
 
 def studies(paths: Sequence[Path]) -> tuple[Study, ...]:
-    """The studies in these folders, however deep they lie."""
+    """Returns the studies at or below these folders."""
     return tuple(
         Study(folder, _checked(folder, summary), _tables(folder / "table.md"))
         for folder, summary in results(paths).items()
@@ -50,7 +50,7 @@ def _checked(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tables(file: Path) -> tuple[list[list[str]], ...]:
-    """The cells of every table in a file that the command wrote: their heads first."""
+    """Returns the cells of every table in a Markdown file, the head first."""
     if not file.is_file():
         raise ValueError(f"{file.parent} has no {file.name}: measure it again with --force.")
     found: list[list[list[str]]] = [[]]
@@ -68,7 +68,7 @@ def _tables(file: Path) -> tuple[list[list[str]], ...]:
 
 
 def section(index: int, study: Study) -> str:
-    """The study in HTML."""
+    """Returns the study as HTML."""
     shown = "\n".join(table(head, body) for head, *body in study.tables)
     drawn = "\n".join(
         picture(study.path, name, words) for name, words in _PICTURES[study.summary["kind"]].items()

@@ -1,14 +1,14 @@
-"""Colours and lines that print well and that the colour-blind can tell apart."""
+"""Colours and line styles that print well and that colour-blind readers can tell apart."""
 
 from typing import Any
 
-# Okabe and Ito's palette without its yellow, which white paper swallows.
+# Okabe and Ito's palette without yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# On a dark page black becomes the palette's yellow, and the dark blue a lighter one.
+# For dark pages: yellow instead of black, and a lighter blue.
 DARK_COLOURS = ("#4DA6DB", "#E8743B", "#2BC293", "#D99BBE", "#E69F00", "#9CD3F2", "#F0E442")
-# For what others have measured.
+# For reference curves.
 REFERENCE, DARK_REFERENCE = "#8a8a8a", "#a8a8a8"
-# Matplotlib's and Plotly's names for the same lines.
+# Matplotlib's and Plotly's names for the same line styles.
 LINES: tuple[tuple[str | tuple[float, tuple[float, ...]], str], ...] = (
     ("solid", "solid"),
     ((0, (5, 1.5)), "dash"),
@@ -19,5 +19,5 @@ LINES: tuple[tuple[str | tuple[float, tuple[float, ...]], str], ...] = (
 
 
 def look(index: int) -> dict[str, Any]:
-    """The colour and the line of the curve with this number, for Matplotlib."""
+    """Matplotlib's arguments for the colour and line style of curve number `index`."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)][0]}

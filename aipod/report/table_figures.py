@@ -1,4 +1,4 @@
-"""The figure of Table 1: error against samples and against projections."""
+"""The figure of Table 1: error against samples."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _WORDS = {
 
 
 def table_figure(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """A column for each problem: error against samples, for the methods that accept it."""
+    """Draws one column per problem, with the methods that accept it."""
     problems = [p for p in _WORDS if any(row["problem"] == p for row in summary["rows"])]
     labels = list(dict.fromkeys(row["method"] for row in summary["rows"]))
 

@@ -1,10 +1,10 @@
-"""Tables in HTML. Every cell is text: nothing in it can become part of the page."""
+"""HTML tables. Every cell is escaped."""
 
 from html import escape
 
 
 def table(head: list[str], body: list[list[str]], kind: str = "", caption: str = "") -> str:
-    """The first cell of a row is its heading; wide tables scroll by themselves."""
+    """Returns a table; the first cell of each row is its heading. Wide tables scroll."""
     lines = "".join(
         _row(first, [f"<td>{escape(cell)}</td>" for cell in rest]) for first, *rest in body
     )
@@ -12,7 +12,7 @@ def table(head: list[str], body: list[list[str]], kind: str = "", caption: str =
 
 
 def merged(head: list[str], body: list[list[str]], kind: str = "") -> str:
-    """A table in which a row whose cells are all the same has one wide cell."""
+    """Returns a table in which a row of equal cells becomes one wide cell."""
     lines = []
     for first, *rest in body:
         if len(set(rest)) == 1:

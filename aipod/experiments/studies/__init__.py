@@ -1,1 +1,1 @@
-"""The paper's complexity claims, measured."""
+"""Measurements of the paper's complexity claims: rates (`rates.py`) and Table 1 (`table1.py`)."""

@@ -17,10 +17,10 @@ class Exponent:
 
 
 def fit(target: ArrayLike, cause: ArrayLike) -> Exponent:
-    """The e of target ~ cause^e: least squares of the logarithms.
+    """Fits e in target ~ cause^e by least squares of the logarithms.
 
-    The interval is that of Student's t for the residuals of the fit, which hold the noise of the
-    points as well as how far they are from a power law.
+    The interval is Student's t interval from the residuals, which include both the noise of the
+    points and their distance from a power law.
     """
     across, up = np.log(np.asarray(cause, float)), np.log(np.asarray(target, float))
     free = len(up) - 2
@@ -33,10 +33,9 @@ def fit(target: ArrayLike, cause: ArrayLike) -> Exponent:
 
 
 def cost_at(error: float, errors: np.ndarray, costs: np.ndarray) -> float | None:
-    """The cost at which errors that fall from run to run reach `error`; None if they do not.
+    """Returns the cost at which decreasing errors reach `error`, or None if they do not.
 
-    Between two runs by a straight line in the logarithms; costs before the first run are those of
-    the first run.
+    Interpolates linearly in the logarithms; before the first run it returns that run's cost.
     """
     reached = np.flatnonzero(errors <= error)
     if not len(reached):

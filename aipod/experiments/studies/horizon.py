@@ -1,8 +1,7 @@
-"""Runs of K outer steps for several K, as the theorems are about them.
+"""Runs of K outer steps for several K, as in the theorems.
 
-A theorem fixes the step sizes for a run of K steps and bounds the average of the error over that
-run. So a point of a curve here is a whole run: its average error, in expectation over seeds, and
-what it cost.
+A theorem fixes the step sizes for a run of K steps and bounds the average error over that run. A
+point of a curve is therefore a whole run: its average error, averaged over seeds, and its cost.
 """
 
 import dataclasses
@@ -19,9 +18,9 @@ from aipod.algorithms import Alternating
 from aipod.experiments.numbers import number
 from aipod.problem import Bilevel
 
-# Shares of the largest K, one for each point of a curve: two and a half decades.
+# K as shares of the largest K, over two and a half decades.
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# Errors are looked at so often in a run, closer together at its beginning, where they change most.
+# How often a run evaluates the error; more often at its beginning, where it changes most.
 _POINTS = 256
 _COUNTS = (
     "upper_projections",
@@ -31,13 +30,13 @@ _COUNTS = (
     "lower_samples",
 )
 
-# Hears in words how a measurement gets on.
+# Receives progress messages.
 Told = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A problem, where runs start, and the error that is averaged: (x, y) -> scalar."""
+    """A problem, its starting point, and the error to average: (x, y) -> scalar."""
 
     problem: Bilevel
     x0: PyTree
@@ -47,7 +46,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """For each K the average error of every seed, and the mean counts of a run."""
+    """For each K, the average error of every seed and the mean counts of a run."""
 
     steps: np.ndarray
     errors: np.ndarray
@@ -55,12 +54,12 @@ class Curve:
 
     @property
     def error(self) -> np.ndarray:
-        """The expectation over seeds, for each K."""
+        """The mean over seeds, for each K."""
         return self.errors.mean(axis=1)
 
     @property
     def spread(self) -> np.ndarray:
-        """The standard error of that expectation."""
+        """The standard error of that mean."""
         seeds = self.errors.shape[1]
         if seeds == 1:
             return np.full(len(self.errors), np.nan)
@@ -71,7 +70,7 @@ class Curve:
         return self.counts["upper_samples"] + self.counts["lower_samples"]
 
     def words(self) -> str:
-        """In a line, for whoever waits."""
+        """One line, for progress messages."""
         pairs = zip(self.steps, self.error, strict=True)
         return ", ".join(f"{steps:,} → {number(error)}" for steps, error in pairs)
 
@@ -86,7 +85,7 @@ class Curve:
 
 
 def horizons(steps: int, grid: Sequence[float] = GRID) -> list[int]:
-    """Every K, from the largest and the shares of it."""
+    """Returns every K, in increasing order."""
     return sorted({max(3, round(share * steps)) for share in grid})
 
 
@@ -98,7 +97,7 @@ def sweep(
     seeds: int,
     key: PRNGKeyArray,
 ) -> Curve:
-    """A run of `make(K)` for each K and each seed."""
+    """Runs `make(K)` for each K and each seed."""
     errors, totals = [], []
     for steps in horizons:
         solver = make(steps)
@@ -115,7 +114,7 @@ def sweep(
     )
 
 
-# K is an argument, so that one program serves all K whose solvers differ in numbers only.
+# K is an argument, so that solvers that differ only in numbers share one compiled program.
 @eqx.filter_jit
 def _runs(
     solver: Alternating,

@@ -24,9 +24,9 @@ _SIZE, _RANK, _NOISE = 20, 5, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A solver for every K, and what the paper claims: samples, lower and upper projections.
+    """A solver for each K, and the claimed exponents of samples, lower and upper projections.
 
-    `longest`: the largest K that is run, where more would take too long.
+    `longest`: the largest K that is run, if larger ones would take too long.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Method:
 
 
 def arrays(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Step sizes and probabilities as arrays: one compiled program then serves all their values."""
+    """Converts floats to arrays, so that all values share one compiled program."""
     return {k: jnp.asarray(v) if isinstance(v, float) else v for k, v in arguments.items()}
 
 
 class _Counted(eqx.Module):
-    """Draws nothing, and counts as so many samples: for noise that stands for their mean."""
+    """Draws nothing but counts as `size` samples; for noise that represents their mean."""
 
     size: int = eqx.field(static=True)
 
@@ -54,9 +54,10 @@ class _Counted(eqx.Module):
 
 
 def noisy(batch: int = 1, *, averaged: bool = False) -> Setting:
-    """The synthetic problem without coupling, with lower batches of a size.
+    """The synthetic problem without coupling.
 
-    - `averaged`: also the noise of grad_y f, which enters through w, is the mean of such a batch.
+    - `batch`: the size of lower batches.
+    - `averaged`: whether the noise of grad_y f, which enters through w, is averaged too.
     """
     options = synthetic.Options(
         dimension=_SIZE, lower_rank=_RANK, upper_rank=_RANK, noise=_NOISE, coupled=False
@@ -70,7 +71,7 @@ def noisy(batch: int = 1, *, averaged: bool = False) -> Setting:
         return plain + noise(x, share * y)
 
     def error(x: Array, y: Array) -> Array:
-        # E2-AiPOD's theorem is about x projected; the others' x lies in the set.
+        # E2-AiPOD's theorem is about the projected x; in the other methods x lies in the set.
         return record(problem.upper_set.project(x), y)["stationarity"]
 
     lower_samples = aipod.Noise(_NOISE / math.sqrt(batch), _Counted(batch))
@@ -113,7 +114,7 @@ def logistic() -> Setting:
     )
     x0 = problem.upper_set.project(jnp.asarray(2 * rng.normal(size=features), float))
 
-    # The adjoint of g in the place of f is a Newton step; from the run's own y five are enough.
+    # With f = g the adjoint is a Newton step; five of them from the run's own y are enough.
     newton = Bilevel(problem.lower, problem.lower, lower_set=problem.lower_set)
     batches = expected(problem.upper_samples), expected(problem.lower_samples)
     twice = batches[1], batches[1]
@@ -130,7 +131,7 @@ def logistic() -> Setting:
 
 
 def _dense(problem: Bilevel, x: Array, y: Array, upper_batch: Any, lower_batch: Any) -> Array:
-    """(P G P)^+ grad_y f by a dense solve, with the given batches."""
+    """Computes (P G P)^+ grad_y f by a dense solve with the given batches."""
     fixed = Bilevel(
         problem.upper,
         problem.lower,
@@ -142,16 +143,16 @@ def _dense(problem: Bilevel, x: Array, y: Array, upper_batch: Any, lower_batch: 
 
 
 def several_steps(steps: int, count: int) -> Alternating:
-    """E-AiPOD with T steps on x for one projection, `redu-UL`."""
+    """E-AiPOD with T steps on x for each projection, `redu-UL`."""
     chosen = theory(steps, "redu-UL", upper=1.0, ratio=4.0, upper_steps=count)
     chosen |= {"adjoint_lr": 1.0, "adjoint_steps": 1}
     return aipod.EAiPOD(**arrays(chosen), lower_steps=1)
 
 
 def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method, ...]:
-    """The paper's three with its theorems' choices, and three readings of E2-AiPOD's corollary.
+    """The paper's three methods with the theorems' choices, and variants of E2-AiPOD's corollary.
 
-    - `eta`: the Neumann step; `exact`: whether one Neumann term with it is exact.
+    - `eta`: the Neumann step; `exact`: whether one Neumann term with this step is exact.
     """
 
     def series(arguments: dict[str, Any]) -> dict[str, Any]:

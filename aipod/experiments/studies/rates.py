@@ -1,8 +1,8 @@
-"""The paper's complexity claims as measurements: exponents of samples and projections.
+"""Measures the paper's complexity claims: the exponents of samples and projections.
 
 Every theorem gives step sizes for a run of K outer steps and bounds the average over that run of
-E ||grad F(x^k)||^2 by O(1 / sqrt(K)). Here such runs are made for several K, and log-log fits of
-what they cost against that average give the exponents of the paper's Table 1.
+E ||grad F(x^k)||^2 by O(1 / sqrt(K)). This module makes such runs for several K. Log-log fits of
+their costs against that average give the exponents of the paper's Table 1.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from aipod.experiments.studies.horizon import Curve, Setting, Told, horizons, sw
 from aipod.experiments.studies.rate_settings import Method, logistic, methods, noisy, several_steps
 
 _MANY = (1, 2, 4, 8, 16)
-# A curve whose last error is more than this share of its smallest one no longer falls.
+# If the last error of a curve exceeds its smallest one by this factor, the error does not fall.
 _STALLED = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: what is claimed of a cost, and what was found.
+    """One line of the table: the claimed and the measured exponent of a cost.
 
-    `counted` is the exponent if the error were K^(-1/2) exactly: it holds the logarithms that the
-    claims leave out. `measured` is None where the error does not fall.
+    `counted` is the exponent if the error were exactly K^(-1/2); it includes the logarithms that
+    the claims leave out. `measured` is None if the error does not fall.
     """
 
     problem: str
@@ -52,7 +52,7 @@ def _costs(curve: Curve) -> dict[str, np.ndarray]:
 
 
 def rows(problem: str, method: Method, curve: Curve) -> list[Row]:
-    """The lines of one curve."""
+    """Returns the lines of one curve."""
     samples, lower, upper = method.claimed
     claims = (samples, lower, upper, upper)
     least = int(np.argmin(curve.error))
@@ -77,7 +77,7 @@ def rows(problem: str, method: Method, curve: Curve) -> list[Row]:
 
 
 def projections_against_steps(label: str, curves: dict[int, Curve]) -> list[Row]:
-    """The costs of reaching one error as powers of T, from a curve for each T."""
+    """Fits the costs of reaching a fixed error as powers of T, from one curve for each T."""
     error = max(float(curve.error.min()) for curve in curves.values())
     found = []
     for name, claimed in (
@@ -120,14 +120,14 @@ def measure(
     chosen: Sequence[str] = tuple(METHODS),
     told: Told = lambda words: None,
 ) -> dict[str, Any]:
-    """Curves and rows as plain data.
+    """Runs the measurements; returns curves and rows as plain data.
 
     **Arguments:**
 
     - `steps`: the largest K; the smallest is three thousandths of it.
-    - `seeds`, `seed`: how many runs for each K, and where they come from.
+    - `seeds`, `seed`: how many runs for each K, and the seed of all of them.
     - `problems`, `chosen`: some of `PROBLEMS` and `METHODS`.
-    - `told`: hears of every curve in words.
+    - `told`: receives a message after each curve.
 
     !!! example
         ```python
@@ -156,7 +156,7 @@ def measure(
             if title == "logistic" and method.longest is not None:
                 continue
             ks = grid if title == "synthetic" else grid[:-1]
-            if method.longest is not None:  # as many decades, further down
+            if method.longest is not None:  # as many decades, at smaller K
                 ks = horizons(min(steps, method.longest))
             table += rows(title, method, run(title, method.label, method.make, setting, ks))
     if "several-steps" in chosen:
@@ -180,7 +180,7 @@ def measure(
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """The table "claimed, counted, measured, interval", in Markdown."""
+    """Returns the table in Markdown."""
     head = ["problem", "method", "cost", "claimed", "counted", "measured", "95 % interval"]
     lines = []
     for row in summary["rows"]:
@@ -190,7 +190,7 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def exponents(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Claimed, counted and measured, and the interval of what was measured."""
+    """Returns the claimed, counted and measured exponent and its interval as text."""
     found = row["measured"]
     return (
         numbers.setting(row["claimed"]),

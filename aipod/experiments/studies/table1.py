@@ -1,4 +1,4 @@
-"""The paper's Table 1 as a measurement: what each method accepts, and what it then costs.
+"""Measures the paper's Table 1: what each method accepts, and its costs.
 
 Every method runs for several K with the step sizes, numbers of steps and batches of its own paper,
 on the synthetic problem with none, some or all of its constraints. The error is the average of
@@ -23,7 +23,7 @@ from aipod.experiments.tasks import synthetic
 from aipod.stepsize import rule, theory
 
 ACCURACIES = (0.3, 0.1, 0.03)
-# Which levels are constrained, and whether x moves the constraint on y.
+# Which levels are constrained, and whether the constraint on y depends on x.
 PROBLEMS = {
     "none": {"constraints": "none", "coupled": False},
     "upper": {"constraints": "upper", "coupled": False},
@@ -35,7 +35,7 @@ PROBLEMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Entrant:
-    """A method: a solver for every K, the K as shares of the largest, its claimed exponent."""
+    """A method: a solver for each K, its K as shares of the largest, its claimed exponent."""
 
     name: str
     label: str
@@ -55,7 +55,7 @@ def _ruled(method: Callable[..., Alternating], name: str, **constants: float) ->
         if "adjoint_steps" in chosen:
             chosen |= _EXACT
         if name == "alset":
-            chosen["lower_steps"] = 1  # as for AiPOD, which it is without constraints
+            chosen["lower_steps"] = 1  # ALSET is AiPOD without constraints
         return method(**arrays(chosen))
 
     return make
@@ -72,18 +72,18 @@ def _e_aipod(steps: int) -> Alternating:
 
 
 def _e2_aipod(steps: int) -> Alternating:
-    # rho and q constant: with the corollary's own the adjoint stays unsolved (docs/rates.md).
+    # Constant rho and q; with the corollary's choices the adjoint is not solved (docs/rates.md).
     chosen = theory(steps, "cor-E2", upper=1.0, ratio=4.0)
     chosen |= {"adjoint_lr": 0.5, "adjoint_prob": 0.5}
     return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
 
 
-# Methods whose batches or whose exactness grow with K need fewer outer steps.
+# For methods whose batches or accuracy grow with K, and which need fewer outer steps.
 _FEW = (0.0001, 0.0003, 0.001, 0.003, 0.007)
 ENTRANTS = (
     Entrant("aipod", "AiPOD", _aipod, 2.0),
     Entrant("e-aipod", "E-AiPOD", _e_aipod, 2.0),
-    # Its T and N change with K, and with them the program: fewer K, to compile less.
+    # Each K has its own T and N and so its own program: fewer K, to compile less.
     Entrant("e2-aipod", "E2-AiPOD", _e2_aipod, 2.0, (0.003, 0.03, 0.3, 1.0)),
     Entrant("bsa", "BSA", _ruled(aipod.BSA, "bsa"), 3.0, GRID[:-1]),
     Entrant(
@@ -124,7 +124,7 @@ def setting(problem: str, noise: bool) -> Setting:
 
 
 def refusal(entrant: Entrant, case: Setting) -> str | None:
-    """What a method says to a problem that it does not take; None where it takes it."""
+    """Returns the error message of a method that does not accept a problem, else None."""
     try:
         entrant.make(100).init(case.problem, case.x0, case.y0)
     except ValueError as error:
@@ -137,7 +137,7 @@ COSTS = ("samples", "upper projections", "lower projections")
 
 
 def costs(case: Setting, curve: Curve) -> dict[str, np.ndarray]:
-    """For each K. Only a constrained level has projections: on a free one nothing is projected."""
+    """The costs for each K. A level without constraints has no projections."""
     counts = curve.counts
     on_x, on_y = case.problem.upper_set.constrained, case.problem.lower_set.constrained
     upper = counts["upper_projections"] * on_x + counts["adjoint_projections"] * on_y
@@ -152,14 +152,14 @@ def measure(
     chosen: Sequence[str] = NAMES,
     told: Told = lambda words: None,
 ) -> dict[str, Any]:
-    """Who accepts what, and the costs of each accuracy; plain data.
+    """Runs the measurements; returns which problems are accepted, and the costs, as plain data.
 
     **Arguments:**
 
     - `steps`: the largest K.
-    - `seeds`, `seed`: how many runs for each K, and where they come from.
+    - `seeds`, `seed`: how many runs for each K, and the seed of all of them.
     - `chosen`: some of `NAMES`.
-    - `told`: hears of every curve in words.
+    - `told`: receives a message after each curve.
 
     !!! example
         ```python
@@ -195,7 +195,7 @@ def _row(
     entrant: Entrant, problem: str, curve: Curve, spent: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     def reach(cost: np.ndarray) -> list[float | None]:
-        # A cost that is nothing has no logarithm to interpolate, and needs none.
+        # A cost of zero has no logarithm to interpolate.
         return [cost_at(a, curve.error, cost) if cost[-1] > 0 else 0.0 for a in ACCURACIES]
 
     return {
@@ -211,7 +211,7 @@ def _row(
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """Two tables: who accepts what, and what the accuracies cost."""
+    """Returns two tables in Markdown: accepted problems, and costs of the accuracies."""
     problems = list(PROBLEMS)
     marks = []
     for method in summary["methods"]:
@@ -232,7 +232,7 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def exponents(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Claimed, measured and interval; nothing is claimed of some methods."""
+    """Returns the claimed and measured exponent and its interval as text."""
     found = row["exponent"]
     return (
         "" if row["claimed"] is None else numbers.setting(row["claimed"]),

@@ -1,1 +1,1 @@
-"""The experiments of the command, one in each file."""
+"""One file per experiment; `facts/` and `published/` hold the tables that they read."""

@@ -1,12 +1,12 @@
-"""Data hyper-cleaning: which training labels are wrong, told by a little clean data.
+"""Data hyper-cleaning: finds wrong training labels with the help of a few clean examples.
 
     min over x of   F(x) = mean over clean examples of  loss(y*(x))
     y*(x) = argmin of  mean over training examples i of  sigmoid(x_i) loss_i(y) + ridge / 2 ||y||^2
 
 Franceschi et al. (2017), the field's standard benchmark, as `benchmark_bilevel` (Dagréou et al.,
-2022) has it but for the model: a softmax regression here, so that the lower level is strongly
-convex. Neither level is constrained. Half of the training labels are replaced by wrong ones; the
-method is not told which, and the weight of an example should come to tell.
+2022) has it, except for the model: here it is a softmax regression, so that the lower level is
+strongly convex. Neither level is constrained. Half of the training labels are replaced by wrong
+ones. The method is not told which, and should give those examples small weights.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Examples(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """Training examples with wrong labels among them, and clean ones."""
+    """Training examples, some with wrong labels, and clean examples."""
 
     training: Examples
     truth: np.ndarray  # the right labels of the training examples
@@ -80,7 +80,7 @@ def mixture(options: Options) -> Mixture:
     held, used = np.split(order, [options.validation])
     used = used[: options.training]
     truth = images.labels[used]
-    # Another class, each as likely as the next.
+    # Any other class, with equal probability.
     other = (truth + rng.integers(1, classes, size=len(used))) % classes
     labels = np.where(rng.uniform(size=len(used)) < options.corrupted, other, truth)
     if (labels == truth).all() or (labels != truth).all():
@@ -111,7 +111,7 @@ def accuracy(y: Array, inputs: Array, labels: Array) -> Array:
 
 
 def area_under_curve(scores: Array, positive: Array) -> Array:
-    """The chance that a positive example has the higher score; ties count by their order."""
+    """The probability that a positive example has the higher score; order breaks ties."""
     ranks = jnp.argsort(jnp.argsort(scores)) + 1
     positives, total = jnp.sum(positive), len(scores)
     above = jnp.sum(jnp.where(positive, ranks, 0)) - positives * (positives + 1) / 2
@@ -174,7 +174,7 @@ def draw_weights(figure: "Figure", data: Mixture, weights: np.ndarray) -> None:
     place.legend(loc="upper center")
     order = np.argsort(weights)
     columns, pixels = 8, data.training.inputs.shape[1] - 1
-    # Images that are not square are shown as the rectangle nearest to a square.
+    # The shape of the images is not known; take the rectangle that is closest to a square.
     height = max(d for d in range(1, math.isqrt(pixels) + 1) if pixels % d == 0)
     shown = (("least trusted", order[: 2 * columns]), ("most trusted", order[-2 * columns :][::-1]))
     rows: Any = right.subfigures(2, 1)

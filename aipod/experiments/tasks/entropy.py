@@ -1,8 +1,9 @@
-"""The entropy that keeps flows and couplings positive, continued to where it is not defined.
+"""Entropy and logarithm, extended to negative arguments.
 
-y log y needs y > 0, but an iterate between two projections may step out of the positive orthant.
-Below a small `floor` both functions here go on with the same value, slope and curvature: strongly
-convex everywhere, curvature at most 1 / floor, and nothing changes where all entries are above it.
+The entropy keeps flows and couplings positive, but between two projections an iterate may have
+negative entries, where y log y is not defined. Below a small `floor` both functions continue with
+the same value, slope and curvature. The entropy is then strongly convex everywhere, with curvature
+at most 1 / floor, and unchanged where all entries are above the floor.
 """
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jaxtyping import Array
 
 
 def entropy(y: Array, floor: float) -> Array:
-    """y log y, entry by entry; below the floor its quadratic Taylor polynomial there."""
+    """y log y for each entry; below the floor, its quadratic Taylor polynomial at the floor."""
     inside = jnp.where(y > floor, y, floor)
     below = jnp.where(y > floor, 0.0, y - floor)
     slope = jnp.log(jnp.asarray(floor)) + 1
@@ -18,7 +19,7 @@ def entropy(y: Array, floor: float) -> Array:
 
 
 def logarithm(y: Array, floor: float) -> Array:
-    """log y, entry by entry; below the floor the quadratic Taylor polynomial there."""
+    """log y for each entry; below the floor, its quadratic Taylor polynomial at the floor."""
     inside = jnp.where(y > floor, y, floor)
     below = jnp.where(y > floor, 0.0, y - floor) / floor
     return jnp.log(inside) + below - below**2 / 2

@@ -62,7 +62,7 @@ def build(options: Options) -> Task:
     images, labels = (jnp.asarray(part) for part in clients.test)
 
     def record(x: Layer, y: Layer) -> dict[str, Array]:
-        # On the mean of the clients' models: looking at it is no round of the algorithm.
+        # Evaluates the mean of the clients' models; this does not count as a round.
         logits = apply(federated.average(y), features(federated.average(x), (images, labels)))
         return {
             "accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == labels),
@@ -74,7 +74,7 @@ def build(options: Options) -> Task:
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    """Figure 2, and what became of it."""
+    """The paper's Figure 2, and a panel with E3-AiPOD."""
     return (
         Panel("How often y is averaged", varied("e-aipod:lower_prob", (1, 0.5, 0.1, 0.05))),
         Panel("E-AiPOD and FedNest", ("e-aipod:lower_prob=0.1", "e2-aipod", "fednest", "lfednest")),

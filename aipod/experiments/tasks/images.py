@@ -1,4 +1,4 @@
-"""What the paper's two federated tasks share: images over clients, a small network, accuracies."""
+"""Shared by the paper's two federated tasks: clients with images, a network, accuracies."""
 
 import csv
 import dataclasses
@@ -57,9 +57,9 @@ class Clients:
 def deal(
     options: ImageOptions, chosen: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> Clients:
-    """Deals the images: a fifth of each client's examples is its validation set.
+    """Distributes the images; a fifth of each client's examples is its validation set.
 
-    `chosen` picks the examples to deal from the labels; default all.
+    `chosen` selects examples from their labels; None takes all.
     """
     images = _standardised(data.load(options.data, options.data_dir))
     labels = images.train.labels
@@ -94,7 +94,7 @@ def _standardised(images: data.Dataset) -> data.Dataset:
 def federation(
     upper: Objective, lower: Objective, clients: Clients, options: ImageOptions
 ) -> Bilevel:
-    """The problem; clients of one length need no padding and no weights."""
+    """Makes the federated problem; clients of equal size need no padding and no weights."""
     return federated.federate(
         upper,
         lower,
@@ -112,7 +112,7 @@ def _stacked(parts: list[tuple[np.ndarray, np.ndarray]]) -> PyTree:
 
 
 def layer(rng: np.random.Generator, inputs: int, outputs: int) -> Layer:
-    """Uniform in +- 1 / sqrt(inputs), weights and biases."""
+    """Draws weights and biases uniformly from +- 1 / sqrt(inputs)."""
     bound = 1 / np.sqrt(inputs)
     weights = rng.uniform(-bound, bound, size=(inputs, outputs))
     return jnp.asarray(weights, float), jnp.asarray(rng.uniform(-bound, bound, outputs), float)
@@ -124,7 +124,7 @@ def apply(layer: Layer, inputs: Array) -> Array:
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
-    """Of each example."""
+    """The cross-entropy of each example."""
     scores = jax.nn.log_softmax(logits)
     return -jnp.take_along_axis(scores, labels[..., None], axis=-1)[..., 0]
 
@@ -134,14 +134,14 @@ def squared_norm(tree: PyTree) -> Array:
 
 
 def class_accuracies(logits: Array, labels: Array, classes: int) -> Array:
-    """For each class the share of its examples that are recognised; 0 for a class without any."""
+    """The accuracy of each class; 0 for a class without examples."""
     members = jax.nn.one_hot(labels, classes)
     right = (jnp.argmax(logits, axis=-1) == labels).astype(members.dtype)
     return right @ members / jnp.maximum(jnp.sum(members, axis=0), 1)
 
 
 def references(task: str, options: ImageOptions) -> tuple[Reference, ...]:
-    """What the published codes reached on this task; they ran on MNIST alone."""
+    """Results of the published codes on this task, which ran on MNIST only."""
     if options.data != "mnist":
         return ()
     panels = ("E-AiPOD and FedNest", "One round per step")
@@ -152,7 +152,7 @@ def references(task: str, options: ImageOptions) -> tuple[Reference, ...]:
 
 
 def published(name: str) -> Columns:
-    """A trajectory of a published research code, measured once; see `published/README.md`."""
+    """Reads a curve of a published research code; see `published/README.md`."""
     file = resources.files("aipod.experiments.tasks").joinpath("published", f"{name}.csv")
     rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     return {column: np.array([float(row[column]) for row in rows]) for column in rows[0]}

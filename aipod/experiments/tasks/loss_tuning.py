@@ -5,7 +5,7 @@
 
 y is a whole network h, x = (delta, tau) scales and shifts the logits of each class (the
 vector-scaling loss), delta through softplus so that it stays positive. The upper weights omega are
-fixed, proportional to the inverse frequency of each class: to learn them, as the paper writes,
+fixed, proportional to the inverse frequency of each class. Learning them, as the paper writes,
 would send them to 0, which minimises the upper loss. Weights of the *lower* loss, normalised to
 mean 1, can be learned instead (`learn_weights`). Section 6 of the paper (`fig:name3`).
 """
@@ -53,7 +53,7 @@ class Options(ImageOptions):
 def imbalanced(options: Options, labels: np.ndarray) -> np.ndarray:
     """Indices of a training set in which class i has ceil(n imbalance^(i / 9)) examples.
 
-    n is 6,000 for MNIST, and for smaller data sets what their smallest class has.
+    n is 6,000 for MNIST; for smaller data sets it is the size of the largest class.
     """
     classes = int(labels.max()) + 1
     rng = np.random.default_rng([options.problem_seed, 2])
@@ -73,11 +73,11 @@ def scale(x: Tuning) -> Array:
 
 
 def weights(x: Tuning) -> Array:
-    """Of the lower loss; their mean is 1, also when nobody learns them."""
+    """The class weights of the lower loss; their mean is 1."""
     return jax.nn.softmax(x["log_weights"]) * x["log_weights"].size
 
 
-# softplus(START) = 1, where tuning begins.
+# The initial delta: softplus(START) = 1.
 START = float(np.log(np.expm1(1.0)))
 
 
@@ -85,7 +85,7 @@ def build(options: Options) -> Task:
     clients = deal(options, lambda labels: imbalanced(options, labels))
     classes = clients.classes
     counts = np.bincount(np.concatenate([part[1] for part in clients.train]), minlength=classes)
-    # Inverse frequencies, of mean 1 over the training examples.
+    # Inverse frequencies, with mean 1 over the training examples.
     omega = jnp.asarray(counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), float)
 
     def upper(x: Tuning, y: Network, batch: tuple[Array, Array]) -> Array:
@@ -109,7 +109,7 @@ def build(options: Options) -> Task:
     images, labels = (jnp.asarray(part) for part in clients.test)
 
     def record(x: Tuning, y: Network) -> dict[str, Array]:
-        # On the mean of the clients' models: looking at it is no round of the algorithm.
+        # Evaluates the mean of the clients' models; this does not count as a round.
         found = logits(federated.average(y), images)
         by_class = class_accuracies(found, labels, classes)
         return {
@@ -133,7 +133,7 @@ _CAPTION = (
 
 
 def draw_tuning(figure: "Figure", x: Tuning, counts: np.ndarray, accuracies: np.ndarray) -> None:
-    """For each class: its training examples, its learned parameters, and how well it is known."""
+    """Draws for each class its training examples, learned parameters and test accuracy."""
     learned = {"scale δ of the logit": scale(x), "shift τ of the logit": x["tau"]}
     if "log_weights" in x:
         learned["weight in the lower loss"] = weights(x)
@@ -156,7 +156,7 @@ def draw_tuning(figure: "Figure", x: Tuning, counts: np.ndarray, accuracies: np.
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    """Figure 3, and what became of it."""
+    """The paper's Figure 3, and a panel with E3-AiPOD."""
     return (
         Panel("How often y is averaged", varied("e-aipod:lower_prob", (1, 0.3, 0.1))),
         Panel("E-AiPOD and FedNest", (*varied("e-aipod:upper_steps", (1, 5)), "fednest")),

@@ -1,4 +1,4 @@
-"""What the applications measure on problems small enough to solve exactly at every record."""
+"""Measurements for small applications, whose problems are solved exactly at every record."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from aipod.slots.adjoint import ConjugateGradient
 
 
 def exactly(problem: Bilevel, x: PyTree, y: PyTree) -> tuple[PyTree, dict[str, Array]]:
-    """y*(x); and F(x), its stationarity on the upper set, and how far y is from y*(x)."""
+    """Returns y*(x), and a dictionary of F(x), its stationarity, and the distance of y to y*(x)."""
     best = exact_lower(problem, x, y)
     batch = draw(problem.expected().upper_samples, jax.random.key(0))
     eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(y))).eps)

@@ -1,13 +1,14 @@
-"""A portfolio whose factor exposures and risk aversion are chosen upstairs, on later data.
+"""A portfolio whose factor exposures and risk aversion the upper level chooses on later data.
 
     min over 1'x = 1'x0 of   F(x, a) = Var_validation(r'y),   y = y*(x, a)
     y*(x, a) = argmin of  e^a / 2 Var_train(r'y) - E_train(r'y) + ridge / 2 ||y||^2
                over       1'y = 1,  L'y = x
 
 r are weekly returns of 20 shares, L their loadings on 5 factor funds, by regression on the training
-weeks. The weights y add up to one and have the exposures x exactly: a coupling h(x) = (0, -x). The
-exposures keep their sum, that of equal weights, so that risk cannot be shed by owning less of the
-market. For each a the lower solution is affine in x: a quadratic program gives the best x.
+weeks. The weights y add up to one and have exactly the exposures x: a coupling h(x) = (0, -x). The
+sum of the exposures is fixed at that of equal weights, so that the upper level cannot reduce risk
+by owning less of the market. For each a the lower solution is affine in x, and a quadratic program
+gives the best x.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ _NAMES = {
     "USMV": "low risk",
     "VLUE": "value",
 }
-# Five years to fit the weights, two to choose x and a, two that nothing looks at.
+# Five years to fit the weights, two to choose x and a, and two for the test.
 _TRAIN, _VALIDATION = 252, 352
 
 
@@ -71,13 +72,15 @@ def market() -> Market:
 
 
 def risk(weights: Array, returns: Array, means: Array) -> Array:
-    """The variance in (per cent a week)^2. The means are those of all weeks of a period, so that
-    a minibatch gives an unbiased estimate."""
+    """The variance in (per cent a week)^2.
+
+    `means` are over all weeks of a period, so that a minibatch gives an unbiased estimate.
+    """
     return jnp.mean(((returns - means[None, :]) @ weights) ** 2)
 
 
 def volatility(weights: Array, returns: Array) -> Array:
-    """In per cent a year."""
+    """The volatility in per cent a year."""
     return jnp.sqrt(risk(weights, returns, jnp.mean(returns, axis=0)) * _WEEKS_A_YEAR)
 
 
@@ -91,7 +94,7 @@ def build(options: Options) -> Task:
         return risk(y, returns, validation_means)
 
     def lower(x: dict[str, Array], y: Array, returns: Array) -> Array:
-        # Risk aversion is counted for returns as fractions, these are in per cent: hence the 100.
+        # Risk aversion refers to returns as fractions; these are in per cent, hence the 100.
         dislike = 0.5 * jnp.exp(x["log_aversion"]) / 100 * risk(y, returns, train_means)
         return dislike - jnp.mean(returns @ y) + 0.5 * options.ridge * jnp.sum(y**2)
 
@@ -123,7 +126,7 @@ def build(options: Options) -> Task:
         }
 
     def draw(figure: "Figure", x: dict[str, Array], y: Array) -> None:
-        # y*(x) itself, without the noise of the last few steps.
+        # Draws y*(x), without the noise of the last steps.
         draw_portfolio(figure, data, (x0, y0), (x, exact_lower(problem, x, y)))
 
     return Task(problem, x0, y0, record, picture=Picture(draw, _CAPTION, (9.6, 3.4)))

@@ -1,8 +1,8 @@
-"""Road networks and their traffic: facts, routes, and an equilibrium on the host in NumPy.
+"""Road networks and their traffic: data, routes, and the equilibrium computed in NumPy.
 
 Drivers to each destination use the links that bring them nearer to it (Dial, 1971), by the times
-of present traffic. The flows of all destinations together are one `Flow` on the disjoint union of
-these graphs: an *arc* is a link as the drivers to one destination use it.
+of present traffic. The flows of all destinations form one `Flow` on the disjoint union of these
+graphs; an *arc* is a link together with a destination.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ GROWTH, POWER = 0.15, 4
 
 @dataclasses.dataclass(frozen=True)
 class Roads:
-    """Links with capacities (in thousands of vehicles) and free-flow times, and trips to make.
+    """Links with capacities (in thousands of vehicles) and free-flow times, and the trips.
 
     `trips[i, j]` thousand vehicles go from node i to node j.
     """
@@ -33,7 +33,7 @@ class Roads:
     free_time: np.ndarray
     trips: np.ndarray
     places: np.ndarray  # (nodes, 2)
-    shunned: frozenset[tuple[int, int]] = frozenset()  # arcs that hardly anybody takes
+    shunned: frozenset[tuple[int, int]] = frozenset()  # arcs that are left out
 
     @property
     def nodes(self) -> int:
@@ -47,7 +47,7 @@ class Roads:
         return scipy.sparse.coo_array(edges, shape=(self.nodes, self.nodes)).tocsr()
 
     def routes(self, times: np.ndarray) -> np.ndarray:
-        """The links of the quickest route of every pair: zeros and ones, (pairs, links)."""
+        """The quickest route of every pair, as zeros and ones of shape (pairs, links)."""
         _, before = scipy.sparse.csgraph.dijkstra(self.graph(times), return_predecessors=True)
         number = np.zeros((self.nodes, self.nodes), int)
         number[self.senders, self.receivers] = np.arange(len(times))
@@ -67,9 +67,9 @@ class Roads:
 
     @functools.cached_property
     def present_times(self) -> np.ndarray:
-        """The times of a day on which all drivers take their quickest routes, nearly.
+        """Travel times when nearly all drivers take their quickest route.
 
-        By successive averages: part of the drivers changes to the route that is quickest now.
+        Uses successive averages: each day some drivers change to the route that is quickest now.
         """
         trips = self.trips[tuple(self.pairs.T)]
         flows = np.zeros(len(self.capacity))
@@ -90,7 +90,7 @@ class Roads:
         return destination, links
 
     def _links_to(self, end: int, rest: np.ndarray) -> np.ndarray:
-        """The links that bring drivers nearer to this destination, where there are such drivers."""
+        """The links that lead nearer to this destination and that its drivers can reach."""
         nearer = rest[self.receivers] < rest[self.senders]
         nearer[[link for destination, link in self.shunned if destination == end]] = False
         reached = self.trips[:, end] > 0
@@ -99,7 +99,7 @@ class Roads:
         return np.flatnonzero(nearer & reached[self.senders])
 
     def demand(self, trips: np.ndarray) -> np.ndarray:
-        """What each node of each destination's graph must keep: the drivers who arrive there."""
+        """The net inflow of each node in each destination's graph."""
         destinations = self.destinations
         kept = -trips.T[destinations]
         kept[np.arange(len(destinations)), destinations] += trips.sum(axis=0)[destinations]
@@ -113,9 +113,9 @@ class Roads:
 
 
 def without_rare(roads: Roads, flows: np.ndarray, least: float) -> Roads:
-    """The roads without the arcs that carry less than this share of a destination's drivers.
+    """Leaves out the arcs that carry less than this share of a destination's drivers.
 
-    The best arc out of a node stays: whoever comes there gets away.
+    The busiest arc out of each node stays, so that every driver can go on.
     """
     destination, link = roads.arcs
     best: dict[tuple[int, int], int] = {}
@@ -143,10 +143,10 @@ def sioux_falls() -> Roads:
 def equilibrium(
     roads: Roads, spread: float, days: np.ndarray, tolls: np.ndarray, trips: np.ndarray
 ) -> np.ndarray:
-    """The flow of every arc, by Newton steps on the conditions of optimality.
+    """Computes the flow of every arc by Newton steps on the optimality conditions.
 
-    Minimises the lower objective of `tolls.py` over the positive flows that meet
-    the demand; steps are shortened to stay positive.
+    Minimises the lower objective of `tolls.py` over positive flows that meet the demand; steps
+    are shortened to keep the flows positive.
     """
     destination, link = roads.arcs
     tail, head = roads.union()
@@ -154,15 +154,14 @@ def equilibrium(
     entries = np.concatenate([np.ones(arcs), -np.ones(arcs)])
     places = (np.concatenate([head, tail]), np.tile(np.arange(arcs), 2))
     incidence = scipy.sparse.coo_array((entries, places), shape=(rows, arcs)).tocsr()
-    # A node that no arc touches has no conservation law, and one law for each destination follows
-    # from the others.
+    # Nodes without arcs have no conservation law, and one law per destination is redundant.
     kept = np.diff(incidence.indptr) > 0
     kept[np.arange(0, rows, roads.nodes) + roads.destinations] = False
     incidence = incidence[kept]
     shape = (len(roads.capacity), arcs)
     sums = scipy.sparse.coo_array((np.ones(arcs), (link, np.arange(arcs))), shape=shape).tocsr()
     demand = roads.demand(trips)[kept]
-    size = roads.trips.sum(axis=0)[destination]  # at present: tolls do not change the scale
+    size = roads.trips.sum(axis=0)[destination]  # the scale is fixed at present trips
     rate = GROWTH * np.mean(days**POWER)
 
     y, prices = 0.1 * size, np.zeros(len(demand))
@@ -177,7 +176,9 @@ def equilibrium(
         system = scipy.sparse.block_array([[hessian, incidence.T], [incidence, None]]).tocsc()
         missing = incidence @ y - demand
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a singular matrix, whose step is NaN
+            warnings.simplefilter(
+                "ignore"
+            )  # SciPy warns if the matrix is singular; the step is then NaN
             step = scipy.sparse.linalg.spsolve(system, -np.concatenate([steep, missing]))
         if not np.all(np.isfinite(step)):
             break

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def draw_roads(
     figure: "Figure", roads: Roads, before: np.ndarray, after: np.ndarray, tolls: np.ndarray
 ) -> None:
-    """Flows before and after, coloured by how full the links are, and the tolls between them."""
+    """Draws the flows without and with tolls, coloured by how full the links are, and the tolls."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -30,7 +30,7 @@ def draw_roads(
         for k in np.argsort(values):
             ends = roads.places[[roads.senders[k], roads.receivers[k]]]
             along = ends[1] - ends[0]
-            # The two directions of a road side by side.
+            # Draw the two directions of a road side by side.
             beside = 0.0022 * np.array([along[1], -along[0]]) / np.linalg.norm(along)
             place.plot(
                 *(ends + beside).T,

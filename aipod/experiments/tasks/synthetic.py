@@ -1,4 +1,4 @@
-"""The paper's synthetic problem, for which every quantity is known exactly.
+"""The paper's synthetic problem, for which everything is known in closed form.
 
     min over B x = 0 of   F(x) = sin(c'x + d'y*(x)) + ln(||x + y*(x)||^2 + 1)
     y*(x) = argmin of 1/2 ||x - y||^2  over  A y + H x = 0
@@ -47,7 +47,7 @@ class Options:
 
 
 class Matrices(NamedTuple):
-    """A y + H x = 0, B x = 0, and the directions c and d; all well scaled."""
+    """The matrices of A y + H x = 0 and B x = 0, and the directions c and d."""
 
     A: np.ndarray
     H: np.ndarray
@@ -61,9 +61,9 @@ def orthonormal_rows(rng: np.random.Generator, rows: int, columns: int) -> np.nd
 
 
 def matrices(options: Options) -> Matrices:
-    """Random matrices. A and B repeat some rows, which takes their full row rank away.
+    """Draws the matrices. A and B repeat some rows, so that they do not have full row rank.
 
-    H repeats the same rows as A, so that no x makes the lower set empty.
+    H repeats the same rows as A, so that the lower set is never empty.
     """
     rng = np.random.default_rng(options.problem_seed)
     n, scale = options.dimension, np.sqrt(options.dimension)
@@ -95,7 +95,7 @@ def build(options: Options) -> Task:
         return lower_set.project(x, x)
 
     def record(x: Array, y: Array) -> dict[str, Array]:
-        # The paper pairs y^{k+1} with x^k; both iterates are the newest ones here.
+        # The paper pairs y^{k+1} with x^k; here both are the newest iterates.
         best = lower_solution(x)
         value, slope = jax.value_and_grad(lambda x: objective(x, lower_solution(x)))(x)
         stationarity = jnp.sum(upper_set.tangent(slope) ** 2)
@@ -116,10 +116,10 @@ def build(options: Options) -> Task:
         lower_samples=Noise(options.noise),
     )
     if options.noise == 0:
-        problem = problem.expected()  # for methods that refuse to draw
+        problem = problem.expected()  # for methods that accept no noise
     rng = np.random.default_rng([options.problem_seed, 1])
     x0, y0 = rng.normal(size=(2, options.dimension)) / np.sqrt(options.dimension)
-    rows = data.B[: options.upper_rank]  # orthonormal: x0 goes on the upper set
+    rows = data.B[: options.upper_rank]  # orthonormal rows, to project x0 onto the upper set
     x0 = x0 - rows.T @ (rows @ x0)
     return Task(problem, to_device(x0), to_device(y0), record, running_error)
 
@@ -131,7 +131,7 @@ def running_error(columns: Columns) -> dict[str, np.ndarray]:
 
 
 def panels(options: Options) -> tuple[Panel, ...]:
-    """Figure 1. The paper's left half has T = 2; here T = 1, where p = 1 is AiPOD itself."""
+    """Figure 1. Its left half has T = 2 in the paper and T = 1 here, where p = 1 is AiPOD."""
     against = ["aipod", "e-aipod:upper_steps=1", "e-aipod:upper_steps=2"]
     if not options.coupled or options.constraints in ("upper", "none"):
         against.append("e2-aipod")
@@ -161,10 +161,10 @@ EXPERIMENT = Experiment(
     arguments={
         "e-aipod": _NEUMANN | {"lower_prob": 0.3, "upper_steps": 1},
         "aipod": _NEUMANN,
-        # Its adjoint is a noisy ProxSkip, for which step 1 would let all of the noise through.
+        # Its adjoint is a noisy ProxSkip, which would not damp the noise with step 1.
         "e2-aipod": _SHARED
         | {"lower_prob": 0.3, "adjoint_prob": 0.3, "adjoint_lr": 0.2, "adjoint_steps": 10},
-        # These refuse some of the constraints, and the last two noise: see the option constraints.
+        # These do not accept all constraints (see the option), and the last two no noise.
         "alset": _NEUMANN,
         "bsa": {"upper_lr": 0.02, "lower_lr": 0.5, "decay": 0.25, "adjoint_lr": 1.0}
         | {"adjoint_steps": 1},

@@ -45,8 +45,8 @@ from aipod.sets import Budget, Flow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Shares of a destination's drivers: arcs with fewer at the start are left out, and the entropy is
-# continued where an arc has fewer than the second.
+# Shares of a destination's drivers: arcs below the first are left out, and the entropy is extended
+# below the second.
 _RARE, _FLOOR = 1e-3, 1e-4
 
 
@@ -76,7 +76,7 @@ class Options:
 
 
 def day_factors(options: Options) -> np.ndarray:
-    """The demand of each day relative to the mean day, lognormal."""
+    """Draws the demand of each day relative to the mean day, from a lognormal distribution."""
     width = np.sqrt(np.log1p(options.variation**2))
     rng = np.random.default_rng(options.problem_seed)
     factors = rng.lognormal(-(width**2) / 2, width, size=options.days)
@@ -92,12 +92,12 @@ def build(options: Options) -> Task:
 
 
 def build_on(roads: Roads, options: Options) -> Task:
-    """The task on any roads."""
+    """Builds the task for any roads."""
     days = day_factors(options)
     links, (destination, link) = len(roads.capacity), roads.arcs
     present = equilibrium(roads, options.spread, days, np.zeros(links), roads.trips)
-    # y counts the drivers to a destination in units of the root of their number: the entropy of
-    # large and small destinations then curves alike, which halves the digits of the condition.
+    # y counts the drivers to a destination in units of the square root of their number. The entropy
+    # then has similar curvature for all destinations: the condition number becomes its root.
     number = roads.trips.sum(axis=0)
     unit = jnp.asarray(np.sqrt(number[destination]), float)
     flows_before = np.bincount(link, present, links)
@@ -115,7 +115,7 @@ def build_on(roads: Roads, options: Options) -> Task:
         return trips * jnp.exp(-options.elasticity * (routes @ x))
 
     def demand(x: Array) -> Array:
-        """What each node of each destination's graph keeps, in its units."""
+        """The net inflow of each node in each destination's graph, in its units."""
         table = jnp.zeros((roads.nodes, roads.nodes)).at[tuple(roads.pairs.T)].set(made(x))
         arriving = jnp.diag(jnp.sum(table, axis=0)) - table.T
         chosen = arriving / jnp.sqrt(jnp.asarray(number, float))[:, None]
@@ -123,12 +123,12 @@ def build_on(roads: Roads, options: Options) -> Task:
 
     def lower(x: Array, y: Array, factors: Array) -> Array:
         v = link_flows(y)
-        # The time of a day's flow, s v, seen by the share of it that is on the link.
+        # The mean over days of the travel time at a flow of s v.
         growth = GROWTH * jnp.mean(factors**POWER) / (POWER + 1)
-        # Between two projections a flow may be negative: no link is quicker than when it is empty.
+        # Between projections a flow may be negative; the link is then as quick as when empty.
         congestion = growth * (jnp.maximum(v, 0.0) / capacity) ** POWER
         time = free_time * v * (1 + congestion)
-        # (D y / sqrt D) log(y / sqrt D): the share of the destination's drivers, times D.
+        # With s = y / sqrt(D), the share of the destination's drivers: D s log(s).
         disorder = jnp.sum(unit**2 * entropy(y / unit, _FLOOR))
         return jnp.sum(time + x * v) + options.spread * disorder
 
@@ -138,7 +138,7 @@ def build_on(roads: Roads, options: Options) -> Task:
         return jnp.sum(free_time * v * (1 + growth * (v / capacity) ** POWER))
 
     def upper(x: Array, y: Array, factors: Array) -> Array:
-        # What the trips are worth to those who make them: the area under the demand curve.
+        # The value of the trips is the area under the demand curve.
         worth = present_cost + 1 / options.elasticity
         value = jnp.sum(made(x) * (worth + routes @ x)) - jnp.sum(trips * worth)
         dislike = 0.5 * options.reluctance * jnp.sum(present_flows * x**2)
@@ -189,7 +189,7 @@ def panels(options: Options) -> tuple[Panel, ...]:
     return (Panel("How often flows are projected", varied("e-aipod:lower_prob", (1, 0.5, 0.2))),)
 
 
-# A shorter series is biased: with 100 terms the tolls bring three quarters of the gain only.
+# A shorter series is biased: with 100 terms the tolls reach only three quarters of the gain.
 _SHARED: dict[str, Any] = {
     "upper_optimizer": "adam(0.1)",
     "lower_lr": "curvature(0.5)",
@@ -210,7 +210,7 @@ EXPERIMENT = Experiment(
         Metric("smallest_share", "smallest share of an arc", log=False),
     ),
     axes=("lower_projections", "step"),
-    # Skipped projections begin without a correction and overshoot: E-AiPOD needs shorter steps.
+    # E-AiPOD starts without a correction and overshoots with large steps.
     arguments={"aipod": _SHARED, "e-aipod": _SHARED | {"lower_prob": 0.5}},
     steps=200,
     every=10,

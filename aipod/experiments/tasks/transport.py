@@ -4,12 +4,12 @@
     Y*(C, u) = argmin of <C, Y> + eps sum Y log Y   over   Y 1 = softmax(u),  Y'1 = jobs
     with C 1 = 0, C'1 = 0 and 1'u = 0
 
-Entropic optimal transport (Cuturi, 2013) is the lower level: how many of the people in each home
-district i work in district j. Both marginals are equality constraints, one row of which is
-redundant, and that of the homes moves with x. The upper level finds the cost C of a journey, here a
-distance and a river that is dear to cross. Adding a_i + b_j to C changes no journey: the upper
-constraints choose the one cost among these whose rows and columns sum to zero. The best fit is
-known: C = -eps log(observed shares), so centred.
+The lower level is entropic optimal transport (Cuturi, 2013): how many of the people in each home
+district i work in district j. Both marginals are equality constraints, of which one row is
+redundant, and that of the homes depends on x. The upper level finds the cost C of a journey, here a
+distance plus the cost of crossing a river. Adding a_i + b_j to C changes no journey, so the upper
+constraints select the cost whose rows and columns sum to zero. The best fit is known: it is
+C = -eps log(observed shares), centred in the same way.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from aipod.sets import Affine, Budget, Product
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Shares of all journeys below which the entropy is continued; the smallest true share is far above.
+# Share of all journeys below which the entropy is extended; all true shares are far above it.
 _FLOOR = 1e-4
 
 
@@ -51,9 +51,9 @@ class Options:
 
 
 class City(NamedTuple):
-    """Where people live and work, what journeys cost, and the journeys that were observed."""
+    """Home and work districts, the costs of journeys, and the observed journeys."""
 
-    homes: np.ndarray  # (homes, 2), those left of the river first
+    homes: np.ndarray  # (homes, 2); those west of the river come first
     works: np.ndarray
     distance: np.ndarray  # in minutes
     crosses: np.ndarray  # whether a journey crosses the river
@@ -69,7 +69,7 @@ class City(NamedTuple):
 
 
 def city(options: Options) -> City:
-    """A square of 20 minutes by 20 with a river down the middle."""
+    """Makes a square city, 20 minutes wide, with a river through the middle."""
     rng = np.random.default_rng(options.problem_seed)
     homes, works = (_districts(rng, count) for count in (options.homes, options.works))
     distance = 20 * np.linalg.norm(homes[:, None] - works[None], axis=-1)
@@ -84,14 +84,14 @@ def city(options: Options) -> City:
 
 def _districts(rng: np.random.Generator, count: int) -> np.ndarray:
     places = rng.uniform(size=(count, 2))
-    # Half of them on each bank, and none in the water.
+    # Half of them on each bank.
     bank = np.arange(count) >= count // 2
     places[:, 0] = 0.46 * places[:, 0] + 0.54 * bank
     return places
 
 
 def sinkhorn(cost: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The entropic plan for a cost in units of eps, by Sinkhorn's alternate scaling."""
+    """Computes the entropic plan for a cost in units of eps by Sinkhorn's algorithm."""
     kernel, scale = np.exp(-cost), np.ones(len(columns))
     with np.errstate(all="ignore"):
         for _ in range(2000):
@@ -107,13 +107,13 @@ def sinkhorn(cost: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def marginals(rows: int, columns: int) -> np.ndarray:
-    """The matrix that gives all row sums and then all column sums of a raveled table."""
+    """The matrix that maps a raveled table to its row sums and then its column sums."""
     ones = (np.ones((1, columns)), np.ones((1, rows)))
     return np.vstack([np.kron(np.eye(rows), ones[0]), np.kron(ones[1], np.eye(columns))])
 
 
 def centred(table: Array) -> Array:
-    """Less its row and column means: what of a cost the journeys can tell."""
+    """Subtracts the row and column means, which the journeys do not determine."""
     rows = table - jnp.mean(table, axis=1, keepdims=True)
     return rows - jnp.mean(rows, axis=0, keepdims=True)
 
@@ -144,7 +144,7 @@ def build(options: Options) -> Task:
     x0 = {"cost": jnp.zeros(shape), "people": jnp.zeros(shape[0])}
     y0 = jnp.tile(jnp.asarray(jobs, float)[None, :] / shape[0], (shape[0], 1))
     truth = centred(jnp.asarray(data.cost, float))
-    # Where no pair was observed the best fit lies at infinity; a journey in all stands in for that.
+    # The best fit of a pair without journeys is infinite; count one journey instead.
     seen = np.maximum(data.shares, 1 / options.journeys)
     fit = centred(jnp.asarray(-options.temperature * np.log(seen), float))
 

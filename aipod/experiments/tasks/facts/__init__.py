@@ -1,4 +1,4 @@
-"""Small tables of facts that the applications use; README.md beside them says whose they are."""
+"""Small data tables for the applications; README.md names their sources."""
 
 import csv
 from importlib import resources
@@ -16,7 +16,7 @@ class Table(NamedTuple):
 
 
 def table(name: str) -> Table:
-    """The table of that name: the first line names the columns, the first column the rows."""
+    """Reads a table; its first line names the columns, its first column the rows."""
     text = resources.files(__name__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
     (_, *columns), *lines = csv.reader(text.splitlines())
     rows = tuple(line[0] for line in lines)
