@@ -76,9 +76,15 @@ def sync_folder(folder: PathLike) -> None:
             os.close(handle)
 
 
-def remove_leftovers(folder: PathLike) -> None:
-    """Removes the temporary files that killed processes left in a folder."""
-    for path in Path(folder).iterdir():
+def remove_leftovers(folder: PathLike, names: str) -> None:
+    """Removes the temporary files that killed processes left in a folder.
+
+    **Arguments:**
+
+    - `folder`: where to look.
+    - `names`: the files they were to become, as a pattern such as `step-*.npz`.
+    """
+    for path in Path(folder).glob(f"{names}.tmp*"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
 

@@ -77,8 +77,8 @@ class RunFolder:
         """Makes the folder with its `config.toml`; an older run is replaced only with `force`."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is not a folder: choose another one with --out.")
-        if self.path.is_dir():
-            remove_leftovers(self.path)
+        for name in _FILES:
+            remove_leftovers(self.path, name)
         if self.path.is_dir() and any(self.path.iterdir()):
             if not self.is_run():
                 raise ValueError(

@@ -492,7 +492,9 @@ def test_numbers_that_cannot_be_averaged_leave_the_last_finite_model(ridge, tmp_
     columns, extra = checkpoint(tmp_path)
     assert columns["history:step"].tolist() == [1, 2]
     assert np.isfinite(columns["history:x"]).all()
-    assert np.isfinite(columns["state:00000"]).all()
+    saved = [v for name, v in columns.items() if name.startswith("state:") and v.dtype.kind == "f"]
+    assert len(saved) > 2
+    assert all(np.isfinite(leaf).all() for leaf in saved)
     assert extra["recorded"] == 2
 
 

@@ -194,5 +194,7 @@ def test_a_killed_writer_leaves_a_whole_file_and_its_leftovers_can_be_removed(tm
         assert path.stat().st_size == 5_000_000
     (tmp_path / "a.tmp.txt").write_text("somebody's own")
     (tmp_path / f"a.tmp{os.getpid()}-0123abcd").write_text("left behind")
-    files.remove_leftovers(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "a.tmp.txt"]
+    (tmp_path / f"b.tmp{os.getpid()}-0123abcd").write_text("of another file")
+    files.remove_leftovers(tmp_path, "[a]")
+    kept = ["a", "a.tmp.txt", f"b.tmp{os.getpid()}-0123abcd"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == kept
