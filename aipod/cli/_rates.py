@@ -13,7 +13,7 @@ from aipod.cli._show import err, out
 from aipod.experiments.compare import MOST_SEEDS
 from aipod.experiments.studies.rates import METHODS, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
-from aipod.experiments.values import shown, suggestion, within
+from aipod.experiments.values import LARGEST, shown, suggestion
 from aipod.report.rate_figures import rates_figure
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder, finite
@@ -34,9 +34,14 @@ def rates(
         "problems": names(problems, PROBLEMS, "problems"),
         "methods": names(methods, tuple(METHODS), "methods"),
     }
-    within(steps, "--steps", 1000)
-    within(seeds, "--seeds", 1, MOST_SEEDS)
-    within(seed, "--seed", 0)
+    for name, value, least, most in (
+        ("steps", steps, 1000, LARGEST),
+        ("seeds", seeds, 1, MOST_SEEDS),
+        ("seed", seed, 0, LARGEST),
+    ):
+        if not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise ValueError(f"--{name} must be {bound}, got {value}.")
     folder = RunFolder(path) if path is not None else free_folder("rates")
     config = {"steps": steps, "seeds": seeds, "seed": seed} | chosen
     folder.create("# What `aipod rates` measured here.\n\n" + dump(config), force=force)

