@@ -9,7 +9,7 @@ from aipod.experiments.config import read
 from aipod.experiments.tensorboard import require_tensorboard
 from aipod.runs._folder import RunFolder
 
-EXIT = {"interrupted": 130, "diverged": 3}
+EXIT = {"interrupted": 130, "diverged": 3, "infeasible": 3}
 
 
 class Config(Protocol):

@@ -49,7 +49,7 @@ def _last_words(summary: dict[str, Any], config: RunConfig, folder: RunFolder) -
             f"interrupted after {summary['steps']:,} of {config.steps:,} steps; all of it is kept. "
             f"Go on with: aipod run --resume --out {shown}"
         )
-    elif summary["result"] == "diverged":
+    elif summary["result"] in ("diverged", "infeasible"):
         err.print(escape(f"aipod: {summary['message']}"))
     else:
         err.print(f"written to {shown}; next: aipod report {shown}")

@@ -131,7 +131,7 @@ class Checkpoints:
             np.savez(file, allow_pickle=False, **arrays)
         for old in self._files()[_KEPT:]:
             old.unlink(missing_ok=True)
-        remove_leftovers(self._folder)
+        remove_leftovers(self._folder, "step-*.npz")
 
     def load(self, like: State) -> Found | None:
         """The newest whole checkpoint in the structure of `like`; None when there is none.
