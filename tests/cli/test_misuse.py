@@ -59,7 +59,7 @@ ODD: list[tuple[list[str], str]] = [
     (run("--config", "good/metrics.csv"), "is not valid TOML"),
     (run("--config", "config-binary/config.toml"), "is not a text file in UTF-8"),
     *(
-        (["run", "synthetic", "--out", v], "cannot use")
+        (["run", "synthetic", "--out", v], "choose another")
         for v in ("file", "file/x", LONG, "y/" * 3000)
     ),
     (["run", "synthetic", "--out", "/proc/nothing/run"], "cannot use /proc/nothing"),
@@ -114,7 +114,7 @@ ODD: list[tuple[list[str], str]] = [
     (["rates", "--seed", "99999999999999999999"], "--seed must be at most"),
     (["rates", "--problems", "nothing"], "there is no 'nothing'"),
     (["rates", "--methods", ""], "there is no ''"),
-    (["rates", "--out", "file"], "cannot use file"),
+    (["rates", "--out", "file"], "choose another"),
     # Reports.
     *((["report", v], "no finished run in") for v in ("file", "full", "empty", "/dev/null")),
     *((["report", v], "there is no folder") for v in ("none", RAW)),
