@@ -56,19 +56,18 @@ class Environment:
         self.bin, self.work = folder / "venv" / "bin", folder / "work"
         self.work.mkdir(parents=True)
         run([python, "-m", "venv", folder / "venv"])
-        name = f"aipod-jax[{extras}]" if extras else "aipod-jax"
-        if versions == "newest":
-            self("python", "-m", "pip", "install", "--quiet", f"{name} @ {wheel.as_uri()}")
-            return
-        # uv takes the lowest versions of what it is asked for by name, so it is asked for every
-        # requirement. No sources: releases older than this Python would have to be compiled.
+        # pip would do, but takes minutes where uv takes seconds. It has its turn with the hints.
         uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
         if uv is None:
-            raise Failure("the oldest versions need uv, which comes with the flower extra.")
-        lowest = ("--resolution", "lowest-direct", "--only-binary", ":all:", "--quiet")
-        into = ("pip", "install", "--python", self.bin / "python")
-        run([uv, *into, *lowest, *requirements(wheel, self.extras)])
-        self("python", "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
+            raise Failure("uv is missing; it comes with the flower extra.")
+        into = (uv, "pip", "install", "--quiet", "--python", self.bin / "python")
+        if versions == "oldest":
+            # Lowest for what is asked for by name, so every requirement is. No sources: releases
+            # that are older than this Python would have to be compiled.
+            lowest = ("--resolution", "lowest-direct", "--only-binary", ":all:")
+            run([*into, *lowest, *requirements(wheel, self.extras)])
+        name = f"aipod-jax[{extras}]" if extras else "aipod-jax"
+        run([*into, f"{name} @ {wheel.as_uri()}"])
 
     def __call__(self, command: str, *arguments: str, code: int = 0) -> str:
         """Runs a program of the environment, and returns all that it says."""
@@ -116,7 +115,17 @@ def use(env: Environment) -> None:
     if "experiments" in env.extras:
         env("aipod", *twenty, "one")
         env("aipod", "report", "one")
-        env("aipod", "compare", "synthetic", "--steps", "10", "--seeds", "2", "--out", "two")
+        env(
+            "aipod",
+            "compare",
+            "synthetic",
+            "--solvers",
+            "aipod,e-aipod",
+            "--steps",
+            "10",
+            "--out",
+            "two",
+        )
         env("aipod", "check", "synthetic")
         env("python", "-c", DIGITS)
     if "tables" in env.extras:
