@@ -1,6 +1,5 @@
 """Builds the command line, parses it and runs the chosen verb."""
 
-import importlib.metadata
 import os
 import re
 from typing import Annotated, Any
@@ -51,8 +50,7 @@ def _make(experiment: str | None) -> typer.Typer:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        found = getattr(aipod, "__version__", None) or importlib.metadata.version("aipod")
-        print(f"aipod {found}")
+        print(f"aipod {aipod.__version__}")
         raise typer.Exit()
 
 

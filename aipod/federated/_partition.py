@@ -17,7 +17,7 @@ def check_clients(clients: Any) -> None:
     """Raises `ValueError` unless clients is a whole number, at least 1."""
     whole = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
     if not whole or clients < 1:
-        raise ValueError(f"clients must be a whole number, at least 1, got {clients!r}.")
+        raise ValueError(f"clients must be at least 1, a whole number, got {clients!r}.")
 
 
 class AbstractScheme(eqx.Module):

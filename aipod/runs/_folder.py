@@ -35,7 +35,6 @@ _PARQUET, _REPORT = "metrics.parquet", "report.html"
 _TABLE = "table.md"
 _FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT, _TABLE)
 _FOLDERS = ("checkpoint", "figures", "tensorboard", "runs")
-_PNG = b"\x89PNG\r\n\x1a\n"
 _REPEAT = "repeat the run with --force"
 
 
@@ -154,24 +153,6 @@ class RunFolder:
             reason = str(error).splitlines()[0].strip(".")
             raise ValueError(f"{self.path / _METRICS} is damaged ({reason}): {_REPEAT}.") from None
         return dict(zip(names, table.T, strict=True))
-
-    def read_picture(self) -> bytes | None:
-        """The experiment's own picture as PNG; None when there is none.
-
-        A link is not followed: a report would show the file it points to, whatever that is.
-        """
-        path = self.figures / "picture.png"
-        if path.is_symlink() or self.figures.is_symlink():
-            raise ValueError(f"{path} is a symbolic link: put the picture itself there.")
-        if not path.exists():
-            return None
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        if not content.startswith(_PNG):
-            raise ValueError(f"{path} is not a PNG picture: {_REPEAT}.")
-        return content
 
     def _read(self, name: str, when_missing: str) -> str:
         path = self.path / name

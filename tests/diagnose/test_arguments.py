@@ -15,7 +15,7 @@ PROBLEM = aipod.Bilevel(
 
 @pytest.mark.parametrize("key", [None, 0, "key", jax.random.split(jax.random.key(0))])
 def test_a_key_must_be_one_key(key):
-    with pytest.raises(ValueError, match=r"key must be one key, as in jax.random.key\(0\)"):
+    with pytest.raises(ValueError, match=r"key must be one JAX key, as in key=jax.random.key\(0\)"):
         aipod.check(PROBLEM, Y, Y, key=key)
 
 

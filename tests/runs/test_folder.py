@@ -171,29 +171,6 @@ def test_the_report_of_a_malformed_folder_is_one_line(folder, name, content):
     one_sentence(error)
 
 
-def test_a_picture_that_is_a_link_is_not_read(folder, tmp_path):
-    assert folder.read_picture() is None
-    folder.figures.mkdir()
-    picture, secret = folder.figures / "picture.png", tmp_path / "secret.png"
-    secret.write_bytes(b"\x89PNG\r\n\x1a\nsecret")
-    picture.symlink_to(secret)
-    with pytest.raises(ValueError, match="is a symbolic link"):
-        folder.read_picture()
-    picture.unlink()
-    picture.write_bytes(secret.read_bytes())
-    assert folder.read_picture() == secret.read_bytes()
-    picture.write_bytes(b"<script>")
-    with pytest.raises(ValueError, match="not a PNG"):
-        folder.read_picture()
-    picture.unlink()
-    folder.figures.rmdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "picture.png").write_bytes(secret.read_bytes())
-    folder.figures.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="is a symbolic link"):
-        folder.read_picture()
-
-
 def test_force_removes_links_and_folders_in_the_way_but_not_what_links_point_to(folder, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
