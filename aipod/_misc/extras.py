@@ -26,16 +26,20 @@ EXTRA_OF = {
 }
 
 
-def install(extra: str) -> str:
+def install(extra: str, *, anew: bool = False) -> str:
     """The command that installs what an extra needs into this environment.
 
     It names the packages of the extra. `aipod-jax[extra]` would be shorter, but no public index
     has that name, and pip can follow it only where the clone or the wheel is still at hand.
+
+    - `anew`: also what is there already, for packages whose files are incomplete.
     """
     # Double quotes, because Windows shells do not know single ones.
     wanted = " ".join(f'"{requirement}"' for requirement in requirements(extra))
     if not wanted:  # a folder copied by hand, or metadata of an older version
         return f"install {DISTRIBUTION} with its extra {extra} from a clone of the repository"
+    if anew:
+        wanted = f"--force-reinstall {wanted}"
     python = f'"{sys.executable}"' if " " in sys.executable else sys.executable or "python"
     if importlib.util.find_spec("pip") is None:  # as in the environments that uv makes
         return f"uv pip install --python {python} {wanted}"

@@ -252,7 +252,8 @@ class Federation:
 def _beside_python(command: str) -> str:
     path = Path(sys.executable).parent / command
     if not path.is_file():
-        raise ValueError(f"there is no {path}; to add it: {install('flower')}")
+        # Flower itself is there, perhaps from a folder that environments share.
+        raise ValueError(f"there is no {path}; to add it: {install('flower', anew=True)}")
     return str(path)
 
 

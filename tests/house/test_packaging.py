@@ -290,6 +290,8 @@ def test_every_error_about_an_extra_ends_with_a_command_that_installs_it(
             _, python, command = message.partition(f"{installed / 'python'}")
             assert python, message
             assert shlex.split(command)[:3] == ["-m", "pip", "install"]
-            typed = [Requirement(text) for text in shlex.split(command)[3:]]
+            options = ["--force-reinstall"] if "there is no" in message else []
+            assert shlex.split(command)[3 : 3 + len(options)] == options
+            typed = [Requirement(text) for text in shlex.split(command)[3 + len(options) :]]
             wanted = [r for r in requirements if r.marker and r.marker.evaluate({"extra": extra})]
             assert {(r.name, r.specifier) for r in typed} == {(r.name, r.specifier) for r in wanted}
