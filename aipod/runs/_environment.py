@@ -20,5 +20,8 @@ def environment() -> dict[str, str | int]:
         "aipod": __version__,
     }
     for package in ("jax", "jaxlib", "equinox", "lineax", "optax", "numpy"):
-        found[package] = importlib.metadata.version(package)
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
     return found

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import aipod
 from aipod import federated, flower
-from aipod._misc.keys import subkeys
+from aipod._misc.keys import round_key, subkeys
 from aipod.experiments import load
 from aipod.experiments.config import read, resolve
 from aipod.experiments.execute import Prepared
@@ -93,9 +93,9 @@ def corrections(folder):
     for index in range(CLIENTS):
         newest = max((folder / "states").glob(f"*/client-{index}/*.npz"))
         with np.load(newest, allow_pickle=False) as archive:
-            # After x and y: the lower level's, then for E3-AiPOD u and the adjoint's.
-            names = [f"state:{leaf:05d}" for leaf in (2, 4)]
-            found.append([archive[name] for name in names])
+            # E-AiPOD's adjoint has none.
+            names = ["state:.lower.correction", "state:.adjoint.correction"]
+            found.append([archive[name] for name in names if name in archive.files])
     return [np.stack(part) for part in zip(*found, strict=True)]
 
 
@@ -218,7 +218,8 @@ class ScriptedRound(_SomeClients):
 
 def upper_key(step):
     """The key of E3-AiPOD's one round."""
-    return jax.random.key_data(subkeys(jax.random.fold_in(jax.random.key(SEED), step), 6)[2])
+    key = subkeys(jax.random.fold_in(jax.random.key(SEED), step), 6)[2]
+    return jax.random.key_data(round_key(key, 0))
 
 
 def both(x, y):

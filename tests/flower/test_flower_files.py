@@ -53,7 +53,7 @@ def client():
 
 def first_exchange(client):
     words = {"run": "abc", "seed": 1, "last": 3, "every": 1, "turn": 0, "step": -1, "reset": True}
-    shared = shared_leaves(initial_state(E3, client.x, client.y))
+    shared = shared_leaves(E3, initial_state(E3, client.x, client.y))
     return Parcel(words, {f"shared:{name}": value for name, value in shared.items()})
 
 

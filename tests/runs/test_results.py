@@ -75,15 +75,15 @@ def test_a_prepared_experiment_describes_itself():
     assert {k: v for k, v in other.config.items() if run.config[k] != v} == {"clients": 9}
 
 
-def test_an_environment_is_told_under_either_name_of_the_package(monkeypatch):
+def test_an_environment_without_a_package_says_so(monkeypatch):
     def version(name):
-        if name in ("aipod-jax", "optax"):
+        if name == "optax":
             raise importlib.metadata.PackageNotFoundError(name)
         return "1.2"
 
     monkeypatch.setattr(_environment.importlib.metadata, "version", version)
     found = _environment.environment()
-    assert found["aipod"] == found["jax"] == "1.2"
+    assert (found["aipod"], found["jax"]) == (aipod.__version__, "1.2")
     assert found["optax"] == "not installed"
 
 

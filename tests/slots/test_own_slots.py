@@ -223,10 +223,10 @@ def test_the_perturbed_level_is_settled_also_by_a_slot_that_projects_at_the_end(
     y = aipod.exact_lower(PROBLEM, X, X)
     turn = aipod.Turn(PROBLEM, X, y, rates, KEY)
     wanted, *_ = aipod.Direct().solve(turn, None, None)
-    lower = aipod.OneRound(lr=0.5, steps=60)
+    lower = aipod.OneRound(lr=0.5, steps=20)
     adjoint = aipod.PerturbedLower(lower, delta=1e-4)
     state = adjoint.init(PROBLEM, X, y)
-    for _ in range(60):
+    for _ in range(12):
         z, state, _ = adjoint.solve(turn, None, state)
     np.testing.assert_allclose(z, wanted, atol=1e-3)
     assert float(jnp.abs(jnp.sum(z))) < 1e-8
