@@ -88,6 +88,13 @@ def check_samplers(
     for name in ("upper_samples", "lower_samples"):
         samples: Sampler | None = getattr(problem, name)
         batch, other = (draw(samples, k) for k in keys)
+        if not same_batch(batch, draw(samples, keys[0])):
+            notes.error(
+                name,
+                "gives another batch when it is called again with the same key.",
+                "draw with the key alone, as in jax.random.randint(key, ...): numbers of NumPy or "
+                "of Python's random are drawn once, when the step is compiled, and never change.",
+            )
         deterministic = same_batch(batch, other)
         drawn.append(Constant(batch))
         kind = "deterministic" if deterministic else "random"

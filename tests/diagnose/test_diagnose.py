@@ -1,5 +1,6 @@
 """`check` finds what is wrong, says nothing is where nothing is, and never raises."""
 
+import dataclasses
 import functools
 
 import jax
@@ -477,3 +478,23 @@ def test_mismatch_tells_rounding_from_error():
     assert mismatch(slope_two, 1.0, rounding=1e-12, **options) == pytest.approx(0.5)
     assert np.isnan(mismatch(slope_two, 1.9, rounding=1.0, **options))
     assert np.isinf(mismatch(lambda step: float("nan"), 1.0, rounding=0.0, **options))
+
+
+def test_a_sampler_that_draws_without_its_key_is_an_error():
+    """In the compiled step it would give the same batch for ever."""
+    rng = np.random.default_rng(0)
+    data = jnp.arange(20.0)
+
+    def frozen(key):
+        return data[rng.integers(0, 20, 4)]
+
+    problem = aipod.Bilevel(
+        lambda x, y, _: jnp.sum((y - x) ** 2),
+        lambda x, y, batch: 0.5 * jnp.sum((y - x) ** 2) + jnp.mean(batch) * jnp.sum(y),
+        lower_samples=frozen,
+    )
+    report = check(problem, jnp.zeros(2), jnp.zeros(2), key=jax.random.key(0))
+    assert not report.ok
+    assert "another batch when it is called again with the same key" in str(report)
+    sound = dataclasses.replace(problem, lower_samples=aipod.Minibatches(data, 4))
+    assert check(sound, jnp.zeros(2), jnp.zeros(2), key=jax.random.key(0)).ok
