@@ -59,18 +59,22 @@ def keys_of(solver, monkeypatch):
     return samples, rounds
 
 
+# Without jit every operation is slow.
+FEW = {"lower_steps": 3, "adjoint_steps": 3}
 SOLVERS = {
-    "aipod": lambda: aipod.AiPOD(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1),
+    "aipod": lambda: aipod.AiPOD(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, **FEW),
     "aipod-batch": lambda: aipod.Alternating(
         aipod.ProjectedSGD(lr=0.1), aipod.Neumann(3, 0.1), aipod.EveryStep(lr=0.1), batch=3
     ),
     "e-aipod": lambda: aipod.EAiPOD(
-        upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, lower_prob=1.0, upper_steps=3
+        upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, lower_prob=1.0, upper_steps=3, **FEW
     ),
     "e2-aipod": lambda: aipod.E2AiPOD(
-        upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, lower_prob=1.0, adjoint_prob=1.0
+        upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, lower_prob=1.0, adjoint_prob=1.0, **FEW
     ),
-    "e3-aipod": lambda: aipod.E3AiPOD(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, damping=0.0),
+    "e3-aipod": lambda: aipod.E3AiPOD(
+        upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, damping=0.0, **FEW
+    ),
     "fednest": lambda: aipod.FedNest(
         upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, upper_steps=3, lower_steps=3
     ),
