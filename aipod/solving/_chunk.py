@@ -1,6 +1,7 @@
 """The compiled part of a run: many outer steps in one program, with what they recorded."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -107,8 +108,9 @@ def run_chunk(
 
     def over(state: State) -> Array:
         """Whether Python must take over the counts, or the projections are spent."""
-        counts = jnp.stack(jax.tree.leaves(state.counts))
-        return spent(state) | (jnp.max(counts) >= FULL)
+        # Whether any count has reached FULL, a power of two: cheaper than their maximum.
+        bits = functools.reduce(jnp.bitwise_or, jax.tree.leaves(state.counts))
+        return spent(state) | (bits >= FULL)
 
     def steps_to(target: Array, state: State) -> State:
         return jax.lax.while_loop(
