@@ -187,15 +187,6 @@ E3 = aipod.E3AiPOD(
 )
 
 
-@pytest.fixture(scope="module")
-def ridge():
-    data = client_data(CLIENTS, 6)
-    problem = federated.federate(
-        ridge_upper, ridge_lower, data, data, batch_size=3, weights=[1.0, 2.0, 3.0]
-    )
-    return problem, *(federated.replicate(jnp.full(3, v), CLIENTS) for v in (0.3, -0.2))
-
-
 class Scripted(Consensus):
     """Consensus in which one client is absent in the rounds of some keys."""
 

@@ -29,15 +29,6 @@ E3 = aipod.E3AiPOD(
 SLOW = {"wait": 0.4, "round-timeout": 60.0}
 
 
-@pytest.fixture(scope="module")
-def ridge():
-    data = client_data(CLIENTS, 6)
-    problem = federated.federate(
-        ridge_upper, ridge_lower, data, data, batch_size=3, weights=[1.0, 2.0, 3.0]
-    )
-    return problem, *(federated.replicate(jnp.full(3, v), CLIENTS) for v in (0.3, -0.2))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _eager():
     """Clients that come back are seen at once."""
