@@ -56,6 +56,14 @@ def coins(key: PRNGKeyArray, probability: float | Array, count: int) -> Array:
     return (word >> 8).astype(jnp.float32) * 2.0**-24 < probability
 
 
+def signs(key: PRNGKeyArray, like: Array) -> Array:
+    """Random signs, -1 or 1, in the shape and data type of an array."""
+    words = jax.random.key_data(key)
+    index = jnp.arange(like.size, dtype=jnp.uint32)
+    word = hash32(hash32(words[0] + index * jnp.uint32(_ODD[0])) ^ words[1])
+    return jnp.where(word >> 31, 1, -1).astype(like.dtype).reshape(like.shape)
+
+
 def is_key(value: object) -> bool:
     """Whether value is a JAX key (or an array of them), which NumPy cannot hold."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
@@ -22,11 +22,15 @@ from aipod.stepsize import (
     Rates,
     adapts,
     check_steps,
+    curvature_draws,
     curvature_init,
     curvature_iterations,
     curvature_update,
     smaller,
 )
+
+# How far the curvature may jump in one outer step of a federation.
+_HASTY = 2.0
 
 
 class Alternating(eqx.Module):
@@ -129,7 +133,8 @@ class Alternating(eqx.Module):
         lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = subkeys(key, 6)
         x = state.x
         problem = self._held(problem, x)
-        curvature, estimate, curvature_draws = state.curvature, None, 0
+        curvature, estimate = state.curvature, None
+        looked_at: Array | int = 0
         if curvature is not None:
             curvature, estimate = curvature_update(
                 problem,
@@ -140,7 +145,7 @@ class Alternating(eqx.Module):
                 self._power_iterations,
                 key=curvature_key,
             )
-            curvature_draws = 1
+            looked_at = curvature_draws(state.step)
 
         turn = Turn(problem, x, state.y, Rates(state.step, estimate), lower_key)
         found: Any = self.lower.run(turn, state.lower)
@@ -168,14 +173,17 @@ class Alternating(eqx.Module):
         adjoint = like_before(
             self.adjoint, "settle", self.adjoint.settle(turn, adjoint), state.adjoint
         )
-        own_cost = turn.lower_cost(lower_draws=implicit_draws + curvature_draws, upper_draws=1)
+        own_cost = turn.lower_cost(lower_draws=implicit_draws + looked_at, upper_draws=1)
         if self.lower.deferred or self.adjoint.deferred:
             alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
             own_cost = dataclasses.replace(own_cost, rounds=jnp.maximum(alone, 0))
         counts = state.counts.add(
             lower=lower_cost, adjoint=adjoint_cost, upper=upper_cost, step=own_cost
         )
-        return State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts)
+        new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts)
+        if curvature is None or estimate is None or not problem.lower_set.per_client:
+            return new
+        return _unless(curvature.estimate > _HASTY * estimate, new, state)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""
@@ -194,6 +202,21 @@ class Alternating(eqx.Module):
         if not (adapts(self.lower.lr) and adapts(self.adjoint.lr)):
             tries.append("or lower_lr=aipod.Curvature(), which adapts by itself")
         return "Try smaller steps: " + ", ".join(tries) + "."
+
+
+def _unless(hasty: Array, new: State, old: State) -> State:
+    """The new state, with the old x, y and slots where the steps were too hasty.
+
+    Clients learn the largest of their curvatures at the end of a step, for the next one. Where it
+    has jumped, the local steps just made were too long, and all clients take them back alike.
+    """
+
+    def parts(state: State) -> tuple[PyTree, ...]:
+        return state.x, state.y, state.lower, state.adjoint, state.upper
+
+    kept = jax.tree.map(lambda a, b: jnp.where(hasty, b, a), parts(new), parts(old))
+    x, y, lower, adjoint, upper = kept
+    return dataclasses.replace(new, x=x, y=y, lower=lower, adjoint=adjoint, upper=upper)
 
 
 # Compiled as one program: a dozen small operations one by one would cost seconds.

@@ -8,25 +8,33 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._misc.keys import signs, subkey, subkeys
 from aipod.problem import Bilevel, draw
 from aipod.sets import AbstractSet
 from aipod.stepsize._checks import check_positive, check_steps
-from aipod.stepsize._power import power_iteration
+from aipod.stepsize._power import power_iteration, unit
 
 # Power iterations before the very first estimate, when there is no warm start yet.
 _COLD_ITERATIONS = 30
+# Batches behind the first estimate: one small batch may be far flatter than the next.
+_FIRST_BATCHES = 8
+# What an outer step leaves of an older, larger estimate. Small batches differ, and steps made for
+# the flat ones would diverge on the others; a run that has become flatter forgets in time.
+_KEPT = 0.99
 
 
 class Curvature(eqx.Module):
     """The step min(cap, safety / l_max), with l_max the largest curvature of the lower objective.
 
-    l_max is the largest eigenvalue (in size) of grad_yy g on the current minibatch, found by
-    `iterations` power iterations per outer step, each started from the vector of the step before.
-    The Hessian is not projected, since the skipped steps of ProxSkip are not.
+    l_max is the largest eigenvalue (in size) of grad_yy g on minibatches: every outer step looks at
+    one, by `iterations` power iterations from the vector of the step before and as many from a
+    fresh one, and forgets 1 % of what it saw before. The first step looks at eight. The Hessian is
+    not projected, since the skipped steps of ProxSkip are not.
 
     In a federation every client iterates with its own Hessian, and the step follows the largest of
     their estimates. The maximum rides on an existing round, so each step uses the previous value;
-    the first costs one exchange.
+    the first costs one exchange. An outer step whose value turns out to have been less than half of
+    what it should have been is not made: x and y stay where they were.
 
     **Arguments:**
 
@@ -69,10 +77,17 @@ class Curvature(eqx.Module):
 
 
 class CurvatureState(eqx.Module):
-    """The warm start of the power iteration, and its last estimate."""
+    """What is kept from one outer step to the next.
+
+    - `vector`: the warm start of the power iteration.
+    - `estimate`: the largest curvature, of earlier batches too.
+    - `bend`: the lowest cosine so far between the vector and its image, for each client: below 0
+        where the lower objective bends down.
+    """
 
     vector: PyTree
     estimate: Array
+    bend: Array
 
 
 def curvature_iterations(*lrs: Any) -> int:
@@ -80,18 +95,29 @@ def curvature_iterations(*lrs: Any) -> int:
     return max((lr.iterations for lr in lrs if isinstance(lr, Curvature)), default=0)
 
 
+def curvature_draws(step: Array) -> Array:
+    """The batches that the estimate of an outer step looks at."""
+    return jnp.where(step == 0, _FIRST_BATCHES, 1)
+
+
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     """A fixed pseudo-random start (`init` has no key)."""
-    noise = jax.random.normal
-    key = jax.random.key(0)
-    if lower_set.per_client:
-        # The same for every client, so that it does not depend on their number.
-        one = jax.tree.map(lambda leaf: leaf[0], y)
-        drawn = optax.tree.random_like(key, one, noise)
-        vector = jax.tree.map(lambda leaf, v: jnp.broadcast_to(v, leaf.shape), y, drawn)
-    else:
-        vector = optax.tree.random_like(key, y, noise)
-    return CurvatureState(vector, jnp.zeros((), jnp.result_type(*jax.tree.leaves(y))))
+    leaves = jax.tree.leaves(y)
+    dtype = jnp.result_type(*leaves)
+    clients = leaves[0].shape[:1] if lower_set.per_client else ()
+    vector = _random(jax.random.key(0), y, lower_set)
+    return CurvatureState(vector, jnp.zeros((), dtype), jnp.ones(clients, dtype))
+
+
+def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
+    """A random direction; the same for every client, so that it does not depend on their number."""
+    leaves, structure = jax.tree.flatten(y)
+
+    def drawn(index: int, leaf: Array) -> Array:
+        one = leaf[0] if lower_set.per_client else leaf
+        return jnp.broadcast_to(signs(subkey(key, index), one), leaf.shape)
+
+    return jax.tree.unflatten(structure, [drawn(i, leaf) for i, leaf in enumerate(leaves)])
 
 
 def curvature_update(
@@ -104,23 +130,51 @@ def curvature_update(
     *,
     key: PRNGKeyArray,
 ) -> tuple[CurvatureState, Array]:
-    """Warm-started power iterations on grad_yy g at (x, y) and one batch.
+    """Power iterations on grad_yy g at (x, y) and a batch, from the warm vector and a fresh one.
+
+    The warm vector alone forgets directions while they are flat. The fresh one is half random and
+    half the gradient, in which errors that grow stand out. The better of the two is kept.
 
     Returns the new state, and the estimate that this outer step may use.
     """
     objective, samples = problem.lower_at(x, draws=1)
-    batch = draw(samples, key)
-    # Linear in v: linearised once for all iterations.
-    product = jax.linearize(jax.grad(lambda t: objective(t, batch)), y)[1]
+    lower_set = problem.lower_set
+    per_client = lower_set.per_client
+    noise_key, batch_key = subkeys(key, 2)
+    noise = unit(_random(noise_key, y, lower_set), per_client=per_client)
 
-    def matvec(v: PyTree) -> PyTree:
-        # In the inner product of the set: that is the Hessian the steps along riesz(g) meet.
-        return problem.lower_set.riesz(product(v))
+    def look(index: Array, carry: tuple[PyTree, Array, Array]) -> tuple[PyTree, Array, Array]:
+        warm, largest, bend = carry
+        batch = draw(samples, subkey(batch_key, index))
+        # Linear in v: linearised once for all iterations.
+        slope, product = jax.linearize(jax.grad(lambda t: objective(t, batch)), y)
+        along = unit(lower_set.riesz(slope), per_client=per_client)
+        pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), warm, optax.tree.add(noise, along))
+        cold = jnp.where((step == 0) & (index == 0), _COLD_ITERATIONS, 0)
 
-    per_client = problem.lower_set.per_client
-    count = jnp.where(step == 0, _COLD_ITERATIONS + iterations, iterations)
-    estimates, vector = power_iteration(matvec, state.vector, count, per_client=per_client)
-    new = CurvatureState(vector, problem.lower_set.largest(estimates))
+        def iterated(start: PyTree) -> tuple[Array, PyTree, Array]:
+            # In the inner product of the set: that is the Hessian the steps along riesz(g) meet.
+            return power_iteration(
+                lambda v: lower_set.riesz(product(v)),
+                start,
+                iterations + cold,
+                per_client=per_client,
+            )
+
+        sizes, vectors, cosines = jax.vmap(iterated)(pair)
+        fresh = sizes[1] > sizes[0]
+
+        def better(leaf: Array) -> Array:
+            mask = fresh.reshape(fresh.shape + (1,) * (leaf.ndim - 1 - fresh.ndim))
+            return jnp.where(mask, leaf[1], leaf[0])
+
+        vector = jax.tree.map(better, vectors)
+        return vector, jnp.maximum(largest, jnp.max(sizes, 0)), jnp.minimum(bend, better(cosines))
+
+    start = (state.vector, jnp.zeros_like(state.bend), state.bend)
+    vector, sizes, bend = jax.lax.fori_loop(0, curvature_draws(step), look, start)
+    now = lower_set.largest(sizes)
+    new = CurvatureState(vector, jnp.maximum(now, _KEPT * state.estimate), bend)
     if not per_client:
         return new, new.estimate
     return new, jnp.where(step == 0, new.estimate, state.estimate)
