@@ -12,6 +12,7 @@ from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._state import State
+from aipod.algorithms._watch import first_watch, watched
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
 from aipod.slots._cost import Counts, rounds_of
 from aipod.slots._turn import Turn
@@ -175,7 +176,18 @@ class Alternating(eqx.Module):
         counts = state.counts.add(
             lower=lower_cost, adjoint=adjoint_cost, upper=upper_cost, step=own_cost
         )
-        return State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts)
+        watch = watched(
+            state.watch,
+            problem,
+            state.step,
+            before=self.upper.seen(state.upper),
+            seen=self.upper.seen(upper),
+            y=y,
+            health=self.adjoint.health(adjoint),
+            implicit=implicit,
+            curvature=estimate,
+        )
+        return State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""
@@ -200,15 +212,18 @@ class Alternating(eqx.Module):
 @eqx.filter_jit
 def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
     x = cast_like(problem.upper_set.project(x0), x0)
+    adjoint = initial(solver.adjoint, solver.adjoint.init(problem, x, y0))
+    upper = initial(solver.upper, solver.upper.init(problem, x))
     return State(
         x=x,
         y=y0,
         lower=initial(solver.lower, solver.lower.init(problem, x, y0)),
-        adjoint=initial(solver.adjoint, solver.adjoint.init(problem, x, y0)),
-        upper=initial(solver.upper, solver.upper.init(problem, x)),
+        adjoint=adjoint,
+        upper=upper,
         curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),
+        watch=first_watch(problem, y0, solver.upper.seen(upper), solver.adjoint.health(adjoint)),
     )
 
 

@@ -9,11 +9,18 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.keys import subkey
-from aipod._misc.tree import axpy, cast_like
+from aipod._misc.tree import axpy, cast_like, inner
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.stepsize import Curvature, StepSize, check_lr, check_not_negative, check_steps
+
+# A curvature along a term below this share of -1 / eta shows that g is not convex.
+_DOWN = 1e-3
+# The squared size of a term, relative to the first one, at which a series is done.
+_DONE = 1e-12
 
 
 class Neumann(AbstractAdjoint):
@@ -55,6 +62,12 @@ class Neumann(AbstractAdjoint):
     def draws(self) -> tuple[int, int]:
         return self.steps - 1, 0
 
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return healthy(y, problem.lower_set)
+
+    def health(self, state: PyTree) -> Health | None:
+        return state
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         y, key, eta = turn.y, turn.key, turn.lr(self.lr)
         lower_set = turn.problem.lower_set
@@ -74,19 +87,41 @@ class Neumann(AbstractAdjoint):
                 product = optax.tree.add_scale(product, self.damping, v)
             return average(n, axpy(v, -eta, product))
 
+        def size(v: PyTree, other: PyTree) -> Array:
+            return inner(v, other, per_client=lower_set.per_client)
+
+        def seen(n: Array, v: PyTree, along: Array) -> tuple[PyTree, Array]:
+            new = factor(n, v)
+            # eta v' G v / v' v; what rounding leaves of a series that is done says nothing.
+            whole = size(v, v)
+            quotient = 1 - size(v, new) / jnp.where(whole > 0, whole, 1.0)
+            return new, jnp.where(whole > _DONE * right, jnp.minimum(along, quotient), along)
+
+        right = size(first, first)
+        none = jnp.zeros_like(right)
         if self.random:
             factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
             last = jax.lax.fori_loop(1, factors + 1, factor, first)
             z = optax.tree.scale(eta * self.steps, last)
+            along = none
         else:
             factors = jnp.asarray(self.steps - 1, jnp.int32)
 
-            def body(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-                v = factor(n, carry[0])
-                return v, optax.tree.add(carry[1], v)
+            def body(n: Array, carry: tuple[PyTree, PyTree, Array]) -> tuple[PyTree, PyTree, Array]:
+                v, along = seen(n, carry[0], carry[2])
+                return v, optax.tree.add(carry[1], v), along
 
-            _, total = jax.lax.fori_loop(1, self.steps, body, (first, first))
+            last, total, along = jax.lax.fori_loop(1, self.steps, body, (first, first, none))
             z = optax.tree.scale(eta, total)
+        # After N terms the residual of the system is v_N; v_{N-1} bounds it where g is convex.
+        whole = (factors == self.steps - 1) & (self.steps > 1)
+        state = health_of(
+            y,
+            lower_set,
+            jnp.where(whole, size(last, last), 0.0),
+            jnp.where(whole, right, 0.0),
+            along < -_DOWN,
+        )
         projections = 0 if self.local else factors + 1
         cost = turn.lower_cost(projections, lower_draws=factors)
         return cast_like(z, y), state, cost
