@@ -69,6 +69,10 @@ class AbstractAdjoint(eqx.Module):
         """How the last solve went; None where the slot does not know."""
         return None
 
+    def remedy(self, off: float) -> str:
+        """What to change when z is `off` by this share of its size."""
+        return "solve the adjoint further: with more steps, or by aipod.ConjugateGradient()."
+
     @property
     def draws(self) -> tuple[int, int]:
         """Batches of the lower and of the upper level that one outer step draws, where known."""

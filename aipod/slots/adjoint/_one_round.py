@@ -10,11 +10,11 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy, inner
-from aipod.problem import Bilevel
+from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
-from aipod.slots._proxskip import local_step, settle, step_keys
+from aipod.slots._proxskip import settle, step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
@@ -123,25 +123,22 @@ class OneRoundAdjoint(AbstractAdjoint):
         lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
         parts = quadratic_parts(turn, self.steps)
 
-        def body(carry: tuple[PyTree, ...], key: PRNGKeyArray) -> tuple[Any, tuple[Array, Array]]:
-            u, damping, before = carry
+        def body(carry: tuple[PyTree, ...], key: PRNGKeyArray) -> tuple[Any, list[Array]]:
+            u, damping = carry
             slope, product = parts(u, key)
             if self.damping is None:
                 damping = _enough(damping, u, product, lower_set, lr)
             gradient = damped(u, slope, product, state.damping)
-            now = (optax.tree.sub(gradient, state.correction), slope)
-            # The samples behind two steps are independent: these products have no noise in them.
-            left, right = (
-                inner(a, b, per_client=lower_set.per_client)
-                for a, b in zip(before, now, strict=True)
-            )
-            return (local_step(gradient, u, state.correction, lr), damping, now), (left, right)
+            left = optax.tree.sub(gradient, state.correction)
+            sizes = [inner(v, v, per_client=lower_set.per_client) for v in (left, slope)]
+            return (axpy(u, -lr, left), damping), sizes
 
         keys = step_keys(turn.key, self.steps)[1]
-        zero = optax.tree.zeros_like(state.u)
-        start = (state.u, state.damping, (zero, zero))
-        (u, damping, _), (left, right) = jax.lax.scan(body, start, keys)
-        health = health_of(turn.y, lower_set, left[-1], right[-1], damping > state.damping)
+        (u, damping), sizes = jax.lax.scan(body, (state.u, state.damping), keys)
+        # With noise a residual says more about the sample than about u.
+        exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
+        left, right = (size[-1] * exact for size in sizes)
+        health = health_of(turn.y, lower_set, left, right, damping > state.damping)
         kept = WarmState(u, state.correction, damping, state.known, health)
         cost = turn.lower_cost(1, lower_draws=self.steps, upper_draws=self.steps, deferred=True)
         return optax.tree.scale(-1, u), kept, cost

@@ -63,7 +63,7 @@ class Delayed(AbstractUpper):
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
-        return UpperState(own, nothing_seen(problem, x))
+        return UpperState(own, nothing_seen(problem, x, difference=True))
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen

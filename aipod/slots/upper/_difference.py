@@ -56,7 +56,8 @@ class DifferenceStep(AbstractUpper):
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
-        return UpperState(own, nothing_seen(problem, x))
+        by_rounding = self.optimizer is None
+        return UpperState(own, nothing_seen(problem, x, difference=by_rounding))
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen

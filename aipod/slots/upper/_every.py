@@ -17,7 +17,14 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
-from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
+from aipod.slots.upper._seen import (
+    Seen,
+    UpperState,
+    by_difference,
+    by_direction,
+    by_optimizer,
+    nothing_seen,
+)
 from aipod.stepsize import StepSize
 
 
@@ -61,7 +68,8 @@ class EveryStep(AbstractUpper):
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
         known = None if self.compression is None else optax.tree.zeros_like(x)
-        return UpperState(own, nothing_seen(problem, x), known)
+        difference = self.optimizer is None and problem.upper_set.constrained
+        return UpperState(own, nothing_seen(problem, x, difference=difference), known)
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen
@@ -81,5 +89,8 @@ class EveryStep(AbstractUpper):
             return new, UpperState(own, seen, known), turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
         new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
-        seen = by_difference(state.seen, x, new, lr)
+        if upper_set.constrained:
+            seen = by_difference(state.seen, x, new, lr)
+        else:
+            seen = by_direction(state.seen, direction, lr)
         return new, UpperState(None, seen, known), turn.upper_cost(1)

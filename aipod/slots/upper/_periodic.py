@@ -59,7 +59,8 @@ class Periodic(AbstractUpper):
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         if self.steps == 1:
             return EveryStep(self.lr, self.optimizer).init(problem, x)
-        return UpperState(None, nothing_seen(problem, x, skips=True), landed=x)
+        seen = nothing_seen(problem, x, difference=True, skips=True)
+        return UpperState(None, seen, landed=x)
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen
@@ -85,5 +86,5 @@ class Periodic(AbstractUpper):
             return moved, state.seen, state.landed
 
         new, seen, landed = jax.lax.cond(due, projected, skipped)
-        seen = Seen(seen.gradient, seen.rate, due)
+        seen = Seen(seen.gradient, seen.rate, due, difference=True)
         return new, UpperState(None, seen, landed=landed), turn.upper_cost(due.astype(jnp.int32))

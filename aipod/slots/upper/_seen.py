@@ -20,11 +20,13 @@ class Seen(eqx.Module):
     - `gradient`: P_x (grad_x f + w), or (x - x_new) / alpha where only the new x is projected.
     - `rate`: how far x moved along it: for a plain step alpha.
     - `fresh`: whether the last outer step gave a new one; None where every step does.
+    - `difference`: whether it is a difference of two points, with their rounding error in it.
     """
 
     gradient: PyTree
     rate: Array
     fresh: Array | None = None
+    difference: bool = eqx.field(static=True, default=False)
 
 
 class UpperState(eqx.Module):
@@ -42,11 +44,13 @@ class UpperState(eqx.Module):
     landed: PyTree = None
 
 
-def nothing_seen(problem: Bilevel, x: PyTree, *, skips: bool = False) -> Seen:
+def nothing_seen(
+    problem: Bilevel, x: PyTree, *, difference: bool = False, skips: bool = False
+) -> Seen:
     """Before the first step."""
     zero = jax.tree.map(jnp.zeros_like, x)
     rate = jnp.zeros_like(inner(zero, zero, per_client=problem.upper_set.per_client))
-    return Seen(zero, rate, jnp.asarray(False) if skips else None)
+    return Seen(zero, rate, jnp.asarray(False) if skips else None, difference)
 
 
 def by_difference(before: Seen, x: PyTree, landed: PyTree, length: Array) -> Seen:
@@ -54,8 +58,17 @@ def by_difference(before: Seen, x: PyTree, landed: PyTree, length: Array) -> See
     # A schedule may end at 0: then nothing moves, and nothing is seen.
     divisor = jnp.where(length > 0, length, 1.0)
     gradient = jax.tree.map(lambda a, b: ((a - b) / divisor).astype(a.dtype), x, landed)
-    rate = jnp.broadcast_to(length, before.rate.shape).astype(before.rate.dtype)
-    return Seen(gradient, rate, before.fresh)
+    return Seen(gradient, _rate(before, length), before.fresh, before.difference)
+
+
+def by_direction(before: Seen, direction: PyTree, length: Array) -> Seen:
+    """The direction itself, where there is no constraint."""
+    gradient = cast_like(direction, before.gradient)
+    return Seen(gradient, _rate(before, length), before.fresh, before.difference)
+
+
+def _rate(before: Seen, length: Array) -> Array:
+    return jnp.broadcast_to(length, before.rate.shape).astype(before.rate.dtype)
 
 
 def by_optimizer(
@@ -70,4 +83,4 @@ def by_optimizer(
     along_it = inner(gradient, moved, per_client=per_client)
     size = inner(gradient, gradient, per_client=per_client)
     rate = along_it / jnp.where(size > 0, size, 1.0)
-    return Seen(gradient, rate.astype(before.rate.dtype), before.fresh)
+    return Seen(gradient, rate.astype(before.rate.dtype), before.fresh, before.difference)
