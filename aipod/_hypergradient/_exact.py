@@ -81,9 +81,9 @@ def _newton(
 
     def newton(carry: tuple) -> tuple:
         y, gradient, size, step, _ = carry
-        direction, _ = solve_projected(
+        direction = solve_projected(
             objective, problem, y, gradient, rtol=eps**0.75, atol=0.0, max_steps=None
-        )
+        ).value
 
         def move(length: Array) -> PyTree:
             return cast_like(lower_set.project(axpy(y, -length, direction)), y)

@@ -59,3 +59,19 @@ def axpy(tree: PyTree, scale: Array | float, direction: PyTree) -> PyTree:
     return jax.tree.map(
         lambda leaf, step: (leaf + scale * step).astype(leaf.dtype), tree, direction
     )
+
+
+def inner(tree: PyTree, other: PyTree, *, per_client: bool = False) -> Array:
+    """<tree, other>, in single precision at least.
+
+    With `per_client` one number for each entry of the leading axis, which is then never summed
+    over: in a program that is spread over devices such a sum would be one more message.
+    """
+
+    def product(a: Array, b: Array) -> Array:
+        wide = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
+        return jnp.vdot(jnp.asarray(a, wide), jnp.asarray(b, wide)).real
+
+    each: Any = jax.vmap(product) if per_client else product
+    parts = [each(a, b) for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)]
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros(())

@@ -12,6 +12,7 @@ from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._state import State
+from aipod.algorithms._watch import Outcome, first_watch, watched
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
 from aipod.slots._cost import Counts, rounds_of
 from aipod.slots._turn import Turn
@@ -180,7 +181,18 @@ class Alternating(eqx.Module):
         counts = state.counts.add(
             lower=lower_cost, adjoint=adjoint_cost, upper=upper_cost, step=own_cost
         )
-        new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts)
+        outcome = Outcome(
+            x=x,
+            new_x=new_x,
+            y=y,
+            before=self.upper.seen(state.upper),
+            seen=self.upper.seen(upper),
+            health=self.adjoint.health(adjoint),
+            implicit=implicit,
+            curvature=estimate,
+        )
+        watch = watched(state.watch, problem, state.step, outcome)
+        new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         if curvature is None or estimate is None or not problem.lower_set.per_client:
             return new
         return _unless(curvature.estimate > _HASTY * estimate, new, state)
@@ -212,26 +224,31 @@ def _unless(hasty: Array, new: State, old: State) -> State:
     """
 
     def parts(state: State) -> tuple[PyTree, ...]:
-        return state.x, state.y, state.lower, state.adjoint, state.upper
+        return state.x, state.y, state.lower, state.adjoint, state.upper, state.watch
 
     kept = jax.tree.map(lambda a, b: jnp.where(hasty, b, a), parts(new), parts(old))
-    x, y, lower, adjoint, upper = kept
-    return dataclasses.replace(new, x=x, y=y, lower=lower, adjoint=adjoint, upper=upper)
+    x, y, lower, adjoint, upper, watch = kept
+    return dataclasses.replace(
+        new, x=x, y=y, lower=lower, adjoint=adjoint, upper=upper, watch=watch
+    )
 
 
 # Compiled as one program: a dozen small operations one by one would cost seconds.
 @eqx.filter_jit
 def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
     x = cast_like(problem.upper_set.project(x0), x0)
+    adjoint = initial(solver.adjoint, solver.adjoint.init(problem, x, y0))
+    upper = initial(solver.upper, solver.upper.init(problem, x))
     return State(
         x=x,
         y=y0,
         lower=initial(solver.lower, solver.lower.init(problem, x, y0)),
-        adjoint=initial(solver.adjoint, solver.adjoint.init(problem, x, y0)),
-        upper=initial(solver.upper, solver.upper.init(problem, x)),
+        adjoint=adjoint,
+        upper=upper,
         curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),
+        watch=first_watch(problem, x, y0, solver.upper.seen(upper)),
     )
 
 

@@ -3,6 +3,7 @@
 import equinox as eqx
 from jaxtyping import Array, PyTree
 
+from aipod.algorithms._watch import Watch
 from aipod.slots._cost import Counts
 from aipod.stepsize import CurvatureState
 
@@ -15,6 +16,7 @@ class State(eqx.Module):
     - `curvature`: the estimate behind `Curvature` steps; None without them.
     - `step`: outer steps made so far.
     - `counts`: what they spent, since `solve` last moved it into the ledger.
+    - `watch`: what was seen of the convergence.
 
     !!! example
         ```python
@@ -32,3 +34,4 @@ class State(eqx.Module):
     curvature: CurvatureState | None
     step: Array
     counts: Counts
+    watch: Watch

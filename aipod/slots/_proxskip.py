@@ -6,7 +6,7 @@ and other projections.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,26 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import coins, round_keys, subkeys
-from aipod._misc.tree import axpy, cast_like
+from aipod._misc.tree import axpy, cast_like, inner
 from aipod.sets import AbstractSet
 from aipod.slots._compression import told
 
 Gradient = Callable[[PyTree, PRNGKeyArray], PyTree]
+
+
+class Skipped(NamedTuple):
+    """What `proxskip` returns.
+
+    - `point`, `correction`: the last iterate and correction.
+    - `projections`: how often it projected.
+    - `products`: for each iteration i from the second on <d_{i-1}, d_i>, d_i = gradient - r. The
+        samples behind two iterations are independent, so these are free of their noise.
+    """
+
+    point: PyTree
+    correction: PyTree
+    projections: Array
+    products: Array
 
 
 def proxskip(
@@ -32,7 +47,33 @@ def proxskip(
     steps: int,
     key: PRNGKeyArray,
 ) -> tuple[PyTree, PyTree, Array]:
-    """Runs `steps` iterations; returns the last iterate and correction, and how often it projected.
+    """`watched_proxskip` without its products, which are then not computed."""
+    return watched_proxskip(
+        gradient,
+        constraint,
+        start,
+        correction,
+        lr=lr,
+        probability=probability,
+        steps=steps,
+        key=key,
+        watched=False,
+    )[:3]
+
+
+def watched_proxskip(
+    gradient: Gradient,
+    constraint: AbstractSet,
+    start: PyTree,
+    correction: PyTree,
+    *,
+    lr: Array,
+    probability: float | Array,
+    steps: int,
+    key: PRNGKeyArray,
+    watched: bool = True,
+) -> Skipped:
+    """Runs `steps` iterations.
 
     `constraint` is a set with x fixed.
 
@@ -43,10 +84,15 @@ def proxskip(
     coin_key, keys = step_keys(key, steps)
     tosses = coins(coin_key, probability, steps)
 
-    def body(carry: tuple[PyTree, PyTree], inputs: tuple[Array, Any, Any]) -> tuple[Any, None]:
-        point, residual = carry
+    def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Any, Any]) -> tuple[Any, Any]:
+        point, residual, before = carry
         coin, draw_key, round_key = inputs
-        ahead = local_step(gradient(point, draw_key), point, residual, lr)
+        slope = gradient(point, draw_key)
+        ahead = local_step(slope, point, residual, lr)
+        seen = product = None
+        if watched:
+            seen = optax.tree.sub(slope, residual)
+            product = inner(before, seen, per_client=constraint.per_client)
 
         def projected() -> tuple[PyTree, PyTree]:
             new, corrected, _ = settle(
@@ -63,11 +109,12 @@ def proxskip(
             return ahead, residual
 
         # One scalar coin outside vmap: a skipped projection is not computed.
-        return jax.lax.cond(coin, projected, skipped), None
+        return (*jax.lax.cond(coin, projected, skipped), seen), product
 
     inputs = (tosses, keys, round_keys(key, steps))
-    (point, residual), _ = jax.lax.scan(body, (start, correction), inputs)
-    return point, residual, jnp.sum(tosses)
+    nothing = optax.tree.zeros_like(start) if watched else None
+    carry, products = jax.lax.scan(body, (start, correction, nothing), inputs)
+    return Skipped(carry[0], carry[1], jnp.sum(tosses), products)
 
 
 def local_steps(

@@ -16,6 +16,7 @@ from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
 from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
+from aipod.solving._convergence import convergence_of
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
 from aipod.solving._programs import Program
@@ -216,4 +217,5 @@ class Run:
             state=state,
             seconds=books.clock,
             problem=self.problem,
+            convergence=convergence_of(self.solver, state),
         )

@@ -9,8 +9,10 @@ from jaxtyping import PyTree
 from aipod.algorithms import State
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
+from aipod.solving._convergence import Convergence
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger
+from aipod.solving._table import table
 
 
 class Result(enum.Enum):
@@ -40,7 +42,7 @@ class Result(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """The end of a run.
+    """The end of a run; prints as a short table.
 
     x and y are the last iterates as the algorithm left them. Where projections are skipped they
     may lie a little outside their sets; `feasible()` gives the points of the sets nearest to them.
@@ -50,12 +52,16 @@ class Solution:
     - `history`, `ledger`: what was recorded, and the totals.
     - `state`: the solver's whole state, to go on from.
     - `seconds`: the time of the run when each row of the history was written, without compiling.
+    - `convergence`: what the run saw of its own convergence, a `Convergence`; `converged` is its
+        verdict: True, False, or None where it cannot be told. A run that is completed need not have
+        converged.
 
     !!! example
         ```python
         solution = aipod.solve(problem, solver, x0, y0, 100, key=jax.random.key(0))
         x, y = solution.feasible()
-        solution.result, solution.ledger.projections
+        solution.result, solution.converged, solution.ledger.projections
+        print(solution)
         ```
     """
 
@@ -68,6 +74,12 @@ class Solution:
     state: State
     seconds: np.ndarray
     problem: Bilevel = dataclasses.field(repr=False)
+    convergence: Convergence = dataclasses.field(default_factory=Convergence, repr=False)
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the run has converged; None where that cannot be told."""
+        return self.convergence.converged
 
     def feasible(self) -> tuple[PyTree, PyTree]:
         """(x, y) projected on the upper set, and on the lower set at that x.
@@ -81,6 +93,13 @@ class Solution:
     def __repr__(self) -> str:
         last = ", ".join(f"{k}={v:.6g}" for k, v in self.history.last().items())
         return f"Solution({self.result.name}: {self.message} {last})"
+
+    def __str__(self) -> str:
+        off = {
+            "upper set": self.problem.upper_set.residual(self.x),
+            "lower set": self.problem.lower_set.residual(self.y, self.x),
+        }
+        return table(self.message, self.convergence, self.ledger, self.seconds, off)
 
 
 def check_nonempty(lower_set: AbstractSet, y: PyTree, x: PyTree) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
+from aipod.slots.adjoint._health import Health
 from aipod.stepsize import StepSize
 
 
@@ -22,7 +23,8 @@ class AbstractAdjoint(eqx.Module):
     A subclass must answer `solve`. It may answer the rest: `lr` when it has a step size, `init`
     when it keeps something from one outer step to the next, `draws` when it wants the features of
     a `Composite` computed once, `deferred` and `settle` when a projection waits for the end of the
-    outer step, `own` when a part of its state belongs to a client.
+    outer step, `own` when a part of its state belongs to a client, `health` when it knows how far
+    the system was solved.
 
     !!! example
         ```python
@@ -62,6 +64,14 @@ class AbstractAdjoint(eqx.Module):
         calls this without any data.
         """
         return None
+
+    def health(self, state: PyTree) -> Health | None:
+        """How the last solve went; None where the slot does not know."""
+        return None
+
+    def remedy(self, off: float) -> str:
+        """What to change when z is `off` by this share of its size."""
+        return "solve the adjoint further: with more steps, or by aipod.ConjugateGradient()."
 
     @property
     def draws(self) -> tuple[int, int]:

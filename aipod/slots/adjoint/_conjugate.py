@@ -1,7 +1,7 @@
 """Conjugate gradients on the projected Hessian."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from aipod.problem import Bilevel, draw, grad_y_upper
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.slots.adjoint._iterate import conjugate_gradients
 from aipod.stepsize import check_not_negative, check_steps
 
@@ -45,11 +46,17 @@ class ConjugateGradient(AbstractAdjoint):
             check_steps(self.max_steps, "ConjugateGradient: max_steps")
         check_not_negative(self.damping, "damping")
 
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return healthy(y, problem.lower_set)
+
+    def health(self, state: PyTree) -> Health | None:
+        return state
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         problem, x, y = turn.problem, turn.x, turn.y
         batch = draw(problem.lower_samples, turn.key)
         gradient = grad_y_upper(problem, x, y, upper_batch)
-        z, steps = solve_projected(
+        found = solve_projected(
             lambda t: problem.lower(x, t, batch),
             problem,
             y,
@@ -59,7 +66,26 @@ class ConjugateGradient(AbstractAdjoint):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        return z, state, turn.lower_cost(2 * steps + 2, lower_draws=1)
+        state = health_of(y, problem.lower_set, found.left**2, 1.0, found.curvature <= 0)
+        return found.value, state, turn.lower_cost(2 * found.steps + 2, lower_draws=1)
+
+
+class Solved(NamedTuple):
+    """How `solve_projected` ended.
+
+    - `value`: z.
+    - `steps`: products with G.
+    - `left`: the norm of the residual, relative to the right-hand side; below `wanted` where the
+        iteration reached its tolerance.
+    - `curvature`: the smallest curvature of G that was met, in units of the one along the
+        right-hand side; not positive where the lower level is not convex along Ker A.
+    """
+
+    value: PyTree
+    steps: Array
+    left: Array
+    wanted: Array
+    curvature: Array
 
 
 def solve_projected(
@@ -72,8 +98,8 @@ def solve_projected(
     atol: float,
     max_steps: int | None,
     damping: float = 0.0,
-) -> tuple[PyTree, Array]:
-    """z in Ker A with P' G z = P' gradient, G the Hessian of `objective` at y; and its steps."""
+) -> Solved:
+    """z in Ker A with P' G z = P' gradient, G the Hessian of `objective` at y."""
     lower_set = problem.lower_set
     hessian = jax.linearize(jax.grad(objective), y)[1]
     right = lower_set.cotangent(gradient)
@@ -99,11 +125,12 @@ def solve_projected(
     floor = 50 * float(jnp.finfo(size.dtype).eps)
     if max_steps is None:
         max_steps = 10 * sum(leaf.size for leaf in jax.tree.leaves(y))
+    wanted = jnp.maximum(jnp.maximum(rtol, atol / unit), floor)
     found = conjugate_gradients(
         matvec,
         optax.tree.scale(1 / unit, right),
-        tolerance=jnp.maximum(jnp.maximum(rtol, atol / unit), floor),
+        tolerance=wanted,
         max_steps=min(max_steps, 2**31 - 1),
     )
     z = optax.tree.scale(unit / scale, lower_set.tangent(found.value))
-    return cast_like(z, y), found.steps
+    return Solved(cast_like(z, y), found.steps, found.residual, wanted, found.curvature)

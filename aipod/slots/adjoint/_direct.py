@@ -8,10 +8,11 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from aipod.problem import draw, grad_y_upper
+from aipod.problem import Bilevel, draw, grad_y_upper
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.stepsize import check_not_negative
 
 
@@ -24,7 +25,14 @@ class Zero(AbstractAdjoint):
         ```
     """
 
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return healthy(y, problem.lower_set)
+
+    def health(self, state: PyTree) -> Health | None:
+        return state
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        state = health_of(turn.y, turn.problem.lower_set, 1.0, 1.0, False)
         return optax.tree.zeros_like(turn.y), state, Cost()
 
 
@@ -41,6 +49,12 @@ class Direct(AbstractAdjoint):
 
     def __check_init__(self) -> None:
         check_not_negative(self.damping, "damping")
+
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return healthy(y, problem.lower_set)
+
+    def health(self, state: PyTree) -> Health | None:
+        return state
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         problem, x, y = turn.problem, turn.x, turn.y
@@ -59,5 +73,9 @@ class Direct(AbstractAdjoint):
         # no part there, so the solution does not change.
         matrix = basis.T @ hessian @ basis + off.T @ off
         gradient = ravel_pytree(grad_y_upper(problem, x, y, upper_batch))[0]
-        z = basis @ jnp.linalg.solve(matrix, basis.T @ gradient)
+        right = basis.T @ gradient
+        z = basis @ jnp.linalg.solve(matrix, right)
+        # z' G z = z' right; a singular matrix gives infinities, which solve nothing.
+        solved = jnp.all(jnp.isfinite(z))
+        state = health_of(turn.y, problem.lower_set, ~solved, 1.0, z @ right < 0)
         return restore(z), state, turn.lower_cost(flat.size + 1, lower_draws=1)

@@ -1,5 +1,6 @@
 """The Neumann series: the adjoint of AiPOD and E-AiPOD."""
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -9,11 +10,18 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.keys import subkey
-from aipod._misc.tree import axpy, cast_like
+from aipod._misc.tree import axpy, cast_like, inner
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.stepsize import Curvature, StepSize, check_lr, check_not_negative, check_steps
+
+# A curvature along a term, in units of 1 / eta, that counts as 0; below minus that g is not convex.
+_DOWN = 1e-3
+# The squared size of a term, relative to the first one, at which a series is done.
+_DONE = 1e-12
 
 
 class Neumann(AbstractAdjoint):
@@ -55,6 +63,22 @@ class Neumann(AbstractAdjoint):
     def draws(self) -> tuple[int, int]:
         return self.steps - 1, 0
 
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return healthy(y, problem.lower_set)
+
+    def health(self, state: PyTree) -> Health | None:
+        return state
+
+    def remedy(self, off: float) -> str:
+        more = 100 * self.steps
+        if 0 < off < 1:
+            # The terms shrink by a constant factor; from here on to 1 % of z.
+            more = math.ceil(self.steps * max(1.2, math.log(1e-2) / math.log(off)))
+        return (
+            f"take adjoint_steps={more} or so, or a method without this bias: aipod.E3AiPOD, or "
+            "aipod.ConjugateGradient()."
+        )
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         y, key, eta = turn.y, turn.key, turn.lr(self.lr)
         lower_set = turn.problem.lower_set
@@ -74,6 +98,11 @@ class Neumann(AbstractAdjoint):
                 product = optax.tree.add_scale(product, self.damping, v)
             return average(n, axpy(v, -eta, product))
 
+        def size(v: PyTree, other: PyTree) -> Array:
+            return inner(v, other, per_client=lower_set.per_client)
+
+        right = size(first, first)
+        curved = (jnp.ones_like(right), jnp.ones_like(right))
         if self.random:
             factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
             last = jax.lax.fori_loop(1, factors + 1, factor, first)
@@ -81,12 +110,26 @@ class Neumann(AbstractAdjoint):
         else:
             factors = jnp.asarray(self.steps - 1, jnp.int32)
 
-            def body(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-                v = factor(n, carry[0])
-                return v, optax.tree.add(carry[1], v)
+            def body(n: Array, carry: tuple[PyTree, PyTree, Any]) -> tuple[PyTree, PyTree, Any]:
+                v, total, (least, newest) = carry
+                new = factor(n, v)
+                # eta v' G v / v' v; what rounding leaves of a series that is done says nothing.
+                whole = size(v, v)
+                quotient = 1 - size(v, new) / jnp.where(whole > 0, whole, 1.0)
+                newest = jnp.where(whole > _DONE * right, quotient, newest)
+                return new, optax.tree.add(total, new), (jnp.minimum(least, newest), newest)
 
-            _, total = jax.lax.fori_loop(1, self.steps, body, (first, first))
+            start = (first, first, curved)
+            last, total, curved = jax.lax.fori_loop(1, self.steps, body, start)
             z = optax.tree.scale(eta, total)
+        state = self._seen(turn, size(last, last) * eta**2, size(z, z), *curved)
         projections = 0 if self.local else factors + 1
         cost = turn.lower_cost(projections, lower_draws=factors)
         return cast_like(z, y), state, cost
+
+    def _seen(self, turn: Turn, last: Array, whole: Array, least: Array, newest: Array) -> Health:
+        """The terms left out, had they gone on to shrink as the last one did."""
+        if self.random or self.steps == 1:
+            last = whole = jnp.zeros_like(last)
+        rest = jnp.maximum(1 - newest, 0.0) / jnp.maximum(newest, _DOWN)
+        return health_of(turn.y, turn.problem.lower_set, last * rest**2, whole, least < -_DOWN)

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.tree import axpy
-from aipod.problem import Bilevel
+from aipod._misc.tree import axpy, inner
+from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
-from aipod.slots._proxskip import local_step, settle, step_keys
+from aipod.slots._proxskip import settle, step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.slots.adjoint._quadratic import damped, quadratic_parts
 from aipod.stepsize import Curvature, Rates, StepSize, check_lr, check_not_negative, check_steps
 
@@ -32,27 +33,29 @@ class WarmState(eqx.Module):
     - `u`, `correction`: u and e.
     - `damping`: the damping in force.
     - `known`: with compression, what the server knows of each client.
+    - `health`: how the last solve went.
     """
 
     u: PyTree
     correction: PyTree
     damping: Array
     known: PyTree | None = None
+    health: Health | None = None
 
 
-def warm_start(y: PyTree, damping: float | None, *, compressed: bool = False) -> WarmState:
+def warm_start(
+    y: PyTree, damping: float | None, health: Health | None = None, *, compressed: bool = False
+) -> WarmState:
     """u = e = 0."""
     zeros = optax.tree.zeros_like(y)
     dtype = jnp.result_type(*jax.tree.leaves(y))
     given = jnp.asarray(0.0 if damping is None else damping, dtype)
-    return WarmState(zeros, zeros, given, zeros if compressed else None)
+    return WarmState(zeros, zeros, given, zeros if compressed else None, health)
 
 
-def only_correction(state: WarmState | None) -> PyTree:
+def only_correction(state: WarmState) -> PyTree:
     """True for the leaves of the correction, which belongs to one client; False for the rest."""
     mask = jax.tree.map(lambda _: False, state)
-    if state is None:
-        return mask
     mine = jax.tree.map(lambda _: True, state.correction)
     return eqx.tree_at(lambda s: s.correction, mask, mine)
 
@@ -107,7 +110,11 @@ class OneRoundAdjoint(AbstractAdjoint):
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
-        return warm_start(y, self.damping, compressed=self.compression is not None)
+        health = healthy(y, problem.lower_set)
+        return warm_start(y, self.damping, health, compressed=self.compression is not None)
+
+    def health(self, state: PyTree) -> Health | None:
+        return state.health
 
     def own(self, state: PyTree) -> PyTree:
         return only_correction(state)
@@ -116,17 +123,23 @@ class OneRoundAdjoint(AbstractAdjoint):
         lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
         parts = quadratic_parts(turn, self.steps)
 
-        def body(carry: tuple[PyTree, Array], key: PRNGKeyArray) -> tuple[Any, None]:
+        def body(carry: tuple[PyTree, ...], key: PRNGKeyArray) -> tuple[Any, list[Array]]:
             u, damping = carry
             slope, product = parts(u, key)
             if self.damping is None:
                 damping = _enough(damping, u, product, lower_set, lr)
             gradient = damped(u, slope, product, state.damping)
-            return (local_step(gradient, u, state.correction, lr), damping), None
+            left = optax.tree.sub(gradient, state.correction)
+            sizes = [inner(v, v, per_client=lower_set.per_client) for v in (left, slope)]
+            return (axpy(u, -lr, left), damping), sizes
 
         keys = step_keys(turn.key, self.steps)[1]
-        (u, damping), _ = jax.lax.scan(body, (state.u, state.damping), keys)
-        kept = WarmState(u, state.correction, damping, state.known)
+        (u, damping), sizes = jax.lax.scan(body, (state.u, state.damping), keys)
+        # With noise a residual says more about the sample than about u.
+        exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
+        left, right = (size[-1] * exact for size in sizes)
+        health = health_of(turn.y, lower_set, left, right, damping > state.damping)
+        kept = WarmState(u, state.correction, damping, state.known, health)
         cost = turn.lower_cost(1, lower_draws=self.steps, upper_draws=self.steps, deferred=True)
         return optax.tree.scale(-1, u), kept, cost
 
@@ -141,7 +154,7 @@ class OneRoundAdjoint(AbstractAdjoint):
             compression=self.compression,
             key=turn.round_key,
         )
-        return WarmState(u, correction, state.damping, known)
+        return WarmState(u, correction, state.damping, known, state.health)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""

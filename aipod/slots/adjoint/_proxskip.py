@@ -3,15 +3,18 @@
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
-from aipod.slots._proxskip import proxskip
+from aipod.slots._proxskip import watched_proxskip
 from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
+from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.slots.adjoint._one_round import OneRoundAdjoint, WarmState, only_correction, warm_start
 from aipod.slots.adjoint._quadratic import damped, quadratic_parts
 from aipod.stepsize import (
@@ -98,10 +101,14 @@ class ProxSkipAdjoint(AbstractAdjoint):
                 "not take (they need h = 0): use aipod.AiPOD, aipod.EAiPOD or aipod.E3AiPOD."
             )
         problem.lower_set.check_corrections(y, name="lower_set")
-        return warm_start(y, self.damping) if self.warm else None
+        health = healthy(y, problem.lower_set)
+        return warm_start(y, self.damping, health) if self.warm else health
+
+    def health(self, state: PyTree) -> Health | None:
+        return state.health if self.warm else state
 
     def own(self, state: PyTree) -> PyTree:
-        return only_correction(state)
+        return only_correction(state) if self.warm else jax.tree.map(lambda _: False, state)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         start = state if self.warm else warm_start(turn.y, self.damping)
@@ -110,7 +117,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
         def gradient(u: PyTree, key: PRNGKeyArray) -> PyTree:
             return damped(u, *parts(u, key), start.damping)
 
-        u, correction, projections = proxskip(
+        found = watched_proxskip(
             gradient,
             turn.problem.lower_set.directions(),
             start.u,
@@ -120,6 +127,16 @@ class ProxSkipAdjoint(AbstractAdjoint):
             steps=self.steps,
             key=turn.key,
         )
-        kept = WarmState(u, correction, start.damping) if self.warm else None
-        cost = turn.lower_cost(projections, lower_draws=self.steps, upper_draws=self.steps)
-        return optax.tree.scale(-1, u), kept, cost
+        kept: Any = self._seen(turn, found.products)
+        if self.warm:
+            kept = WarmState(found.point, found.correction, start.damping, health=kept)
+        draws = self.steps
+        cost = turn.lower_cost(found.projections, lower_draws=draws, upper_draws=draws)
+        return optax.tree.scale(-1, found.point), kept, cost
+
+    def _seen(self, turn: Turn, products: Array) -> Health:
+        """From a cold start the first two residuals are nearly the right-hand side."""
+        left = right = jnp.zeros_like(products[0])
+        if self.steps > 2 and not self.warm:
+            left, right = products[-1], products[1]
+        return health_of(turn.y, turn.problem.lower_set, left, right, left > right)

@@ -11,6 +11,7 @@ from aipod._misc.tree import cast_like
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
+from aipod.slots.upper._seen import Seen
 from aipod.stepsize import Curvature, StepSize, check_lr
 
 
@@ -20,6 +21,7 @@ class AbstractUpper(eqx.Module):
     A subclass must answer `update`. It may answer the rest: `lr` or `optimizer` when it has one,
     `init` when it keeps something else than the optimiser's state, and `needs_implicit` with False
     when it does not use w: then w is not computed, and its sample is neither drawn nor counted.
+    A slot that answers `seen` lets a solution say how stationary it is.
 
     !!! example
         ```python
@@ -69,6 +71,13 @@ class AbstractUpper(eqx.Module):
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         """The state before the first outer step: the optimiser's, where there is an optimiser."""
         return None if self.optimizer is None else self.optimizer.init(x)
+
+    def seen(self, state: PyTree) -> Seen | None:
+        """The projected hypergradient of the last step; None where the slot keeps none.
+
+        In a federation all clients must agree on it.
+        """
+        return None
 
     @property
     def sends_direction(self) -> bool:

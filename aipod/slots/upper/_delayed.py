@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import draw
+from aipod.problem import Bilevel, draw
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
@@ -17,6 +17,7 @@ from aipod.slots.upper._base import (
     check_moves,
     optimizer_step,
 )
+from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
 from aipod.stepsize import StepSize, check_at_least_one, check_steps
 
 
@@ -60,6 +61,13 @@ class Delayed(AbstractUpper):
                 "give one of the two (extrapolation is optax.sgd(extrapolation))."
             )
 
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        own = None if self.optimizer is None else self.optimizer.init(x)
+        return UpperState(own, nothing_seen(problem, x, difference=True))
+
+    def seen(self, state: PyTree) -> Seen | None:
+        return state.seen
+
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
@@ -77,14 +85,17 @@ class Delayed(AbstractUpper):
             moved, _ = jax.lax.scan(body, moved, turn.keys(self.steps)[1:])
         landed = cast_like(problem.upper_set.for_round(turn.round_key).project(moved), x)
         draws = self.steps - 1
+        length = lr * self.steps
         if self.optimizer is not None:
             along = optax.tree.sub(x, landed)
-            x, state = optimizer_step(problem, self.optimizer, along, state, x)
-            return x, state, turn.upper_cost(2, rounds=1, upper_draws=draws)
+            new, own = optimizer_step(problem, self.optimizer, along, state.own, x)
+            seen = by_optimizer(state.seen, problem.upper_set, along, x, new, length)
+            return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
         cost = turn.upper_cost(1, upper_draws=draws)
+        seen = by_difference(state.seen, x, landed, length)
         if isinstance(self.delta, float | int) and self.delta == 1:
-            return landed, state, cost
+            return landed, UpperState(None, seen), cost
         # The difference lies in the tangent space but for rounding. Left as it is, every step would
         # multiply the error off the set by 1 - delta: for delta above 2 a long run ends in NaN.
         along = problem.upper_set.tangent(optax.tree.sub(landed, x))
-        return axpy(x, self.delta, along), state, cost
+        return axpy(x, self.delta, along), UpperState(None, seen), cost

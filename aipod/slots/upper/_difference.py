@@ -7,7 +7,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import draw
+from aipod.problem import Bilevel, draw
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
@@ -16,6 +16,7 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
+from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
 from aipod.stepsize import StepSize, check_positive
 
 
@@ -53,6 +54,14 @@ class DifferenceStep(AbstractUpper):
     def needs_implicit(self) -> bool:
         return False
 
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        own = None if self.optimizer is None else self.optimizer.init(x)
+        by_rounding = self.optimizer is None
+        return UpperState(own, nothing_seen(problem, x, difference=by_rounding))
+
+    def seen(self, state: PyTree) -> Seen | None:
+        return state.seen
+
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
@@ -73,7 +82,10 @@ class DifferenceStep(AbstractUpper):
         upper_set = problem.upper_set.for_round(turn.round_key)
         if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)
-            x, state = optimizer_step(problem, self.optimizer, along, state, x)
-            return x, state, turn.upper_cost(2, rounds=1, lower_draws=1)
-        moved = upper_set.project(axpy(x, -turn.lr(self.lr), direction))
-        return cast_like(moved, x), state, turn.upper_cost(1, lower_draws=1)
+            new, own = optimizer_step(problem, self.optimizer, along, state.own, x)
+            seen = by_optimizer(state.seen, upper_set, along, x, new)
+            return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, lower_draws=1)
+        lr = turn.lr(self.lr)
+        new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
+        seen = by_difference(state.seen, x, new, lr)
+        return new, UpperState(None, seen), turn.upper_cost(1, lower_draws=1)

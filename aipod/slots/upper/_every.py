@@ -17,6 +17,14 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
+from aipod.slots.upper._seen import (
+    Seen,
+    UpperState,
+    by_difference,
+    by_direction,
+    by_optimizer,
+    nothing_seen,
+)
 from aipod.stepsize import StepSize
 
 
@@ -58,26 +66,31 @@ class EveryStep(AbstractUpper):
         return self.compression
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
-        state = None if self.optimizer is None else self.optimizer.init(x)
-        return state if self.compression is None else (state, optax.tree.zeros_like(x))
+        own = None if self.optimizer is None else self.optimizer.init(x)
+        known = None if self.compression is None else optax.tree.zeros_like(x)
+        difference = self.optimizer is None and problem.upper_set.constrained
+        return UpperState(own, nothing_seen(problem, x, difference=difference), known)
+
+    def seen(self, state: PyTree) -> Seen | None:
+        return state.seen
 
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
-        direction = turn.direction(implicit, batch)
+        direction, known = turn.direction(implicit, batch), state.known
         if self.compression is not None:
-            own, known = state
-            known = told(direction, known, self.compression)
-            x, own, cost = self._move(turn, known, own)
-            return x, (own, known), cost
-        return self._move(turn, direction, state)
-
-    def _move(self, turn: Turn, direction: PyTree, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+            direction = known = told(direction, known, self.compression)
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
         if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)
-            x, state = optimizer_step(turn.problem, self.optimizer, along, state, x)
+            new, own = optimizer_step(turn.problem, self.optimizer, along, state.own, x)
+            seen = by_optimizer(state.seen, upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
-            return x, state, turn.upper_cost(2, rounds=1)
-        moved = upper_set.project(axpy(x, -turn.lr(self.lr), direction))
-        return cast_like(moved, x), state, turn.upper_cost(1)
+            return new, UpperState(own, seen, known), turn.upper_cost(2, rounds=1)
+        lr = turn.lr(self.lr)
+        new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
+        if upper_set.constrained:
+            seen = by_difference(state.seen, x, new, lr)
+        else:
+            seen = by_direction(state.seen, direction, lr)
+        return new, UpperState(None, seen, known), turn.upper_cost(1)

@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_key, subkeys
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import draw, implicit_term
+from aipod.problem import Bilevel, draw, implicit_term
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
@@ -18,6 +18,7 @@ from aipod.slots.upper._base import (
     check_moves,
     optimizer_step,
 )
+from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
 from aipod.stepsize import StepSize, check_steps
 
 
@@ -63,6 +64,13 @@ class LocalUpper(AbstractUpper):
     def needs_implicit(self) -> bool:
         return self.nested
 
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        own = None if self.optimizer is None else self.optimizer.init(x)
+        return UpperState(own, nothing_seen(problem, x, difference=True))
+
+    def seen(self, state: PyTree) -> Seen | None:
+        return state.seen
+
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
@@ -97,15 +105,19 @@ class LocalUpper(AbstractUpper):
         new = cast_like(upper_set.for_round(turn.round_key).project(moved), x)
         averages = 2 if self.corrected and self.steps > 1 else 1
         projections, draws = averages, self.steps - 1
+        own, length = state.own, lr * self.steps
         if self.optimizer is not None:
             # The clients agree on x - new already: this projection sends nothing.
             along = optax.tree.sub(x, new)
-            new, state = optimizer_step(problem, self.optimizer, along, state, x)
+            new, own = optimizer_step(problem, self.optimizer, along, own, x)
+            seen = by_optimizer(state.seen, upper_set, along, x, new, length)
             projections = averages + 1
+        else:
+            seen = by_difference(state.seen, x, new, length)
         cost = turn.upper_cost(
             projections,
             rounds=averages,
             upper_draws=draws,
             lower_draws=draws if self.nested else 0,
         )
-        return new, state, cost
+        return new, UpperState(own, seen), cost

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import axpy, cast_like
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
@@ -17,6 +18,7 @@ from aipod.slots.upper._base import (
     check_one_of,
 )
 from aipod.slots.upper._every import EveryStep
+from aipod.slots.upper._seen import Seen, UpperState, by_difference, nothing_seen
 from aipod.stepsize import StepSize, check_steps
 
 
@@ -54,6 +56,15 @@ class Periodic(AbstractUpper):
                 f"{self.steps}: set upper_steps=1, or use upper_lr."
             )
 
+    def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        if self.steps == 1:
+            return EveryStep(self.lr, self.optimizer).init(problem, x)
+        seen = nothing_seen(problem, x, difference=True, skips=True)
+        return UpperState(None, seen, landed=x)
+
+    def seen(self, state: PyTree) -> Seen | None:
+        return state.seen
+
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
@@ -61,11 +72,19 @@ class Periodic(AbstractUpper):
             return EveryStep(self.lr, self.optimizer).update(turn, z, implicit, batch, state)
         upper_set = turn.problem.upper_set
         direction = turn.direction(implicit, batch)
-        moved = axpy(turn.x, -turn.lr(self.lr), direction)
+        lr = turn.lr(self.lr)
+        moved = axpy(turn.x, -lr, direction)
         due = turn.step % self.steps == 0
 
         def projected() -> PyTree:
-            return cast_like(upper_set.for_round(turn.round_key).project(moved), moved)
+            new = cast_like(upper_set.for_round(turn.round_key).project(moved), moved)
+            # The first projection comes after one step, the others after T of them.
+            length = lr * jnp.where(turn.step == 0, 1, self.steps)
+            return new, by_difference(state.seen, state.landed, new, length), new
 
-        new = jax.lax.cond(due, projected, lambda: moved)
-        return new, state, turn.upper_cost(jnp.asarray(due, jnp.int32))
+        def skipped() -> PyTree:
+            return moved, state.seen, state.landed
+
+        new, seen, landed = jax.lax.cond(due, projected, skipped)
+        seen = Seen(seen.gradient, seen.rate, due, difference=True)
+        return new, UpperState(None, seen, landed=landed), turn.upper_cost(due.astype(jnp.int32))

@@ -1,0 +1,86 @@
+"""What an upper slot lets others see: the projected hypergradient that it has just used."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from aipod._misc.tree import cast_like, inner
+from aipod.problem import Bilevel
+from aipod.sets import AbstractSet
+
+
+class Seen(eqx.Module):
+    """The projected hypergradient of the last step on x.
+
+    It is what the slot computed anyway, so keeping it costs no projection and no round.
+
+    - `gradient`: P_x (grad_x f + w), or (x - x_new) / alpha where only the new x is projected.
+    - `rate`: how far x moved along it: for a plain step alpha.
+    - `fresh`: whether the last outer step gave a new one; None where every step does.
+    - `difference`: whether it is a difference of two points, with their rounding error in it.
+    """
+
+    gradient: PyTree
+    rate: Array
+    fresh: Array | None = None
+    difference: bool = eqx.field(static=True, default=False)
+
+
+class UpperState(eqx.Module):
+    """What an upper slot keeps.
+
+    - `own`: the optimiser's state, or None.
+    - `seen`: the last projected hypergradient.
+    - `known`: with compression, what the server knows of each client.
+    - `landed`: where projections are skipped, x after the last one.
+    """
+
+    own: PyTree
+    seen: Seen
+    known: PyTree = None
+    landed: PyTree = None
+
+
+def nothing_seen(
+    problem: Bilevel, x: PyTree, *, difference: bool = False, skips: bool = False
+) -> Seen:
+    """Before the first step."""
+    zero = jax.tree.map(jnp.zeros_like, x)
+    rate = jnp.zeros_like(inner(zero, zero, per_client=problem.upper_set.per_client))
+    return Seen(zero, rate, jnp.asarray(False) if skips else None, difference)
+
+
+def by_difference(before: Seen, x: PyTree, landed: PyTree, length: Array) -> Seen:
+    """(x - landed) / length, for a step that was projected after it was made."""
+    # A schedule may end at 0: then nothing moves, and nothing is seen.
+    divisor = jnp.where(length > 0, length, 1.0)
+    gradient = jax.tree.map(lambda a, b: ((a - b) / divisor).astype(a.dtype), x, landed)
+    return Seen(gradient, _rate(before, length), before.fresh, before.difference)
+
+
+def by_direction(before: Seen, direction: PyTree, length: Array) -> Seen:
+    """The direction itself, where there is no constraint."""
+    gradient = cast_like(direction, before.gradient)
+    return Seen(gradient, _rate(before, length), before.fresh, before.difference)
+
+
+def _rate(before: Seen, length: Array) -> Array:
+    return jnp.broadcast_to(length, before.rate.shape).astype(before.rate.dtype)
+
+
+def by_optimizer(
+    before: Seen, upper_set: AbstractSet, along: PyTree, x: PyTree, new: PyTree, scale: Any = 1.0
+) -> Seen:
+    """`along` / scale, after an optimiser has moved x to `new`; its rate is the move along it."""
+    divisor = jnp.where(jnp.asarray(scale) > 0, scale, 1.0)
+    gradient = jax.tree.map(lambda leaf: (leaf / divisor).astype(leaf.dtype), along)
+    gradient = cast_like(gradient, before.gradient)
+    moved = jax.tree.map(jnp.subtract, x, new)
+    per_client = upper_set.per_client
+    along_it = inner(gradient, moved, per_client=per_client)
+    size = inner(gradient, gradient, per_client=per_client)
+    rate = along_it / jnp.where(size > 0, size, 1.0)
+    return Seen(gradient, rate.astype(before.rate.dtype), before.fresh, before.difference)

@@ -1,0 +1,210 @@
+"""Whether a run has converged, in numbers and in words."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aipod.algorithms import Alternating, State
+
+# |grad F| has to shrink to this share of what it was.
+TOLERANCE = 1e-2
+# y has settled when it moves, in the last window, by at most the first share of its whole way, and
+# has not when it moves by more than the second.
+_SETTLED, _MOVING = 1e-2, 5e-2
+# Fewer hypergradients than this say nothing about their noise.
+_ENOUGH = 8
+# A larger error of z than this has no meaning as a number.
+_LOST = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Convergence:
+    """What a run saw of its own convergence, without an extra sample, projection or round.
+
+    The numbers come from the hypergradients h of the last `window` outer steps, about a tenth or
+    two of the run. They are as right as h: where y lags behind x or z is inexact, they say how
+    stationary the run looked from where it was.
+
+    - `stationarity`: ||grad F(x)||^2 in the P_x norm, as `aipod.stationarity` gives it exactly. Of
+        the last step where the problem has no noise; else an estimate with its `standard_error`,
+        which in a ball of noise is right to a factor of about 3.
+    - `start`: the largest value earlier in the run while y followed x, less two standard errors.
+    - `trend`: the share of the whole predicted decrease of F that the last window made.
+    - `window`: its outer steps.
+    - `moving`: how far y still moved in it in one direction, as a share of its whole way.
+    - `adjoint`: how far off the adjoint z was, relative to its size; None where nothing is known.
+    - `convex`: False where the lower level was seen to bend down.
+    - `converged`: True where |grad F| is, two standard errors included, at most a hundredth of what
+        it was at its largest, y had settled and z was exact enough for that. False where it is
+        larger, or y or z are too far off. None where that cannot be told, as in too much noise.
+    - `reason`, `advice`: why, and what to do about it; empty where there is nothing to do.
+
+    What could not be measured is None.
+
+    !!! example
+        ```python
+        solution = aipod.solve(problem, solver, x0, y0, 100, key=jax.random.key(0))
+        solution.convergence.stationarity, solution.convergence.standard_error
+        ```
+    """
+
+    stationarity: float | None = None
+    standard_error: float | None = None
+    start: float | None = None
+    trend: float | None = None
+    window: int = 0
+    moving: float | None = None
+    adjoint: float | None = None
+    convex: bool = True
+    converged: bool | None = None
+    reason: str = "it was not measured"
+    advice: str = ""
+
+
+def convergence_of(solver: Alternating, state: State, clients: int | None = None) -> Convergence:
+    """The statement about a state.
+
+    `clients`: how many there are, where the state is that of one of them.
+    """
+    watch: Any = jax.tree.map(np.asarray, state.watch)
+    seen = solver.upper.seen(state.upper)
+    pooled = jax.tree.map(lambda a, b: np.mean(a + b), watch.now, watch.before)
+    window = round(float(pooled.steps))
+    if seen is None or not window:
+        why = "no step was made" if not window and seen is not None else Convergence.reason
+        return Convergence(reason=why)
+    unit, many = float(np.mean(watch.unit)), clients or watch.unit.size
+    scale = unit**2 * many
+    if watch.noisy:
+        value, error = (float(found) for found in pooled.estimate(1.0))
+        value = min(value, float(pooled.square) / window) * scale
+        error = error * scale if window >= _ENOUGH else math.inf
+    else:
+        value, error = float(np.mean(watch.size)) * scale, 0.0
+    error = math.hypot(error, _rounding(state, seen) * many)
+    start = float(np.mean(watch.start)) * scale
+    if not watch.noisy and int(watch.began) == 0:
+        start = scale
+    whole = float(np.mean(watch.decrease))
+    way = float(np.mean(watch.way))
+    drifted = math.sqrt(float(pooled.drifted()))
+    found = Convergence(
+        stationarity=value,
+        standard_error=error,
+        start=start,
+        trend=float(pooled.decrease) / whole if whole > 0 else None,
+        window=window,
+        moving=drifted / way if way > 0 else 0.0,
+        adjoint=math.sqrt(max(pooled.left, 0.0) / pooled.right) if pooled.right > 0 else None,
+        convex=not bool(np.any(watch.bent)),
+    )
+    implicit = float(pooled.implicit) / window * many
+    still = float(np.mean(seen.rate)) * unit * int(state.step) <= 100 * _eps(state) * _size(state.x)
+    return _judged(found, solver, implicit, flat=_flat(state), still=still)
+
+
+def _judged(
+    found: Convergence, solver: Alternating, implicit: float, *, flat: bool, still: bool
+) -> Convergence:
+    """The statement that follows from the numbers, with the first reason that applies."""
+    value, error, start = found.stationarity, found.standard_error, found.start
+    if value is None or error is None or start is None or found.moving is None:
+        return found
+    wanted = TOLERANCE**2 * start
+    wrong = 0.0 if found.adjoint is None else found.adjoint
+    bias = wrong**2 * (start if wrong > _LOST else min(implicit, start))
+
+    def says(converged: bool | None, reason: str, advice: str = "") -> Convergence:
+        return dataclasses.replace(found, converged=converged, reason=reason, advice=advice)
+
+    if flat:
+        return says(
+            False,
+            "the lower level has no curvature: it has no single solution",
+            "add a term such as 0.5 * mu * sum(y**2) to the lower objective.",
+        )
+    if not found.convex:
+        return says(
+            False,
+            "the lower level was seen to bend down: it is not convex there",
+            "add a term such as 0.5 * mu * sum(y**2) to the lower objective, or use damping=.",
+        )
+    if value - 2 * error > wanted and not still:
+        share = math.sqrt(value / start) if start > 0 else 1.0
+        return says(
+            False,
+            f"|grad F| is {min(share, 1.0):.2g} of what it was at its largest",
+            _onward(found),
+        )
+    if found.moving > _MOVING:
+        return says(False, *_lagging(found))
+    if bias > 4 * wanted:
+        return says(False, *_inexact(found, solver))
+    if found.moving > _SETTLED:
+        return says(None, *_lagging(found))
+    if bias > wanted / 4:
+        return says(None, *_inexact(found, solver))
+    if value + 2 * error <= wanted or (still and error == 0):
+        return says(True, f"|grad F| is at most {TOLERANCE:g} of what it was at its largest")
+    if math.isinf(error):
+        return says(None, f"{found.window} outer steps do not tell a gradient from its noise")
+    if start <= 0:
+        return says(
+            None,
+            "no gradient stood out from the noise, at the start or later",
+            "larger batches would tell more.",
+        )
+    return says(
+        None,
+        f"the noise hides whether |grad F| is below {TOLERANCE:g} of what it was",
+        "larger batches, shorter steps on x, or more of them would tell.",
+    )
+
+
+def _onward(found: Convergence) -> str:
+    if found.trend is not None and found.trend > TOLERANCE / 10:
+        return (
+            f"make more outer steps: the last {found.window:,} still made "
+            f"{100 * found.trend:.3g} % of the decrease."
+        )
+    return "x no longer descends: take shorter steps on x or larger batches, or a fading step size."
+
+
+def _lagging(found: Convergence) -> tuple[str, str]:
+    return (
+        f"y has not settled: the last {found.window:,} outer steps still moved it by "
+        f"{found.moving:.2g} of its whole way",
+        "make more outer steps, more lower_steps in each, or longer ones (lower_lr).",
+    )
+
+
+def _inexact(found: Convergence, solver: Alternating) -> tuple[str, str]:
+    off = found.adjoint or 0.0
+    size = "more than its size" if off > 1 else f"{off:.2g} of its size"
+    return f"the adjoint is off by {size}", solver.adjoint.remedy(off)
+
+
+def _rounding(state: State, seen: Any) -> float:
+    """The squared size of the rounding error in a hypergradient that is a difference of points."""
+    rate = float(np.mean(seen.rate))
+    if not seen.difference or rate <= 0:
+        return 0.0
+    clients = np.size(seen.rate)
+    return (_eps(state) * _size(state.x) / rate / 2) ** 2 / clients
+
+
+def _eps(state: State) -> float:
+    return float(jnp.finfo(jnp.result_type(float, *jax.tree.leaves(state.x))).eps)
+
+
+def _size(tree: Any) -> float:
+    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(tree)]
+    return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))
+
+
+def _flat(state: State) -> bool:
+    return state.curvature is not None and int(state.step) > 0 and not state.curvature.estimate > 0
