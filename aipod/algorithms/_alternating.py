@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, subkeys
@@ -148,7 +149,7 @@ class Alternating(eqx.Module):
             )
             looked_at = curvature_draws(state.step)
 
-        turn = Turn(problem, x, state.y, Rates(state.step, estimate), lower_key)
+        turn = Turn(problem, x, state.y, Rates(state.step, estimate), lower_key, state.moves)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
@@ -193,9 +194,12 @@ class Alternating(eqx.Module):
         )
         watch = watched(state.watch, problem, state.step, outcome)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
-        if curvature is None or estimate is None or not problem.lower_set.per_client:
+        if estimate is not None and curvature is not None and problem.lower_set.per_client:
+            new = _unless(curvature.estimate > _HASTY * estimate, new, state)
+        if state.moves is None:
             return new
-        return _unless(curvature.estimate > _HASTY * estimate, new, state)
+        moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)
+        return dataclasses.replace(new, moves=moved)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""
@@ -249,6 +253,7 @@ def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),
         watch=first_watch(problem, x, y0, solver.upper.seen(upper)),
+        moves=optax.tree.zeros_like((x, y0)) if solver.upper.needs_moves else None,
     )
 
 

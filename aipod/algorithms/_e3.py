@@ -5,7 +5,7 @@ import optax
 from aipod.algorithms._alternating import Alternating
 from aipod.slots.adjoint import OneRoundAdjoint
 from aipod.slots.lower import OneRound
-from aipod.slots.upper import EveryStep, fading_adam
+from aipod.slots.upper import EveryStep, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
 
@@ -29,7 +29,7 @@ def E3AiPOD(
 
     The defaults were chosen by measurement on the paper's MNIST task and then left alone: step
     sizes follow the curvature of the lower level and shorten in noise, and upstairs works
-    `aipod.fading_adam()`.
+    `aipod.paced_adam()`.
 
     **Arguments:**
 
@@ -48,10 +48,10 @@ def E3AiPOD(
         solver = aipod.E3AiPOD()
         ```
     """
-    if upper_lr is None and upper_optimizer is None:
-        upper_optimizer = fading_adam()
     return Alternating(
         lower=OneRound(lr=lower_lr, steps=lower_steps, compression=compression),
         adjoint=OneRoundAdjoint(adjoint_steps, adjoint_lr, damping, compression),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer, compression=compression),
+        upper=EveryStep(
+            lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer), compression=compression
+        ),
     )

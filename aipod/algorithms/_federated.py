@@ -9,7 +9,7 @@ from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._variants import variant_of
 from aipod.slots.adjoint import Neumann, Zero
 from aipod.slots.lower import SVRG
-from aipod.slots.upper import LocalUpper
+from aipod.slots.upper import LocalUpper, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
 
@@ -49,7 +49,9 @@ def FedNest(
     return Alternating(
         lower=SVRG(lr=lower_lr, steps=lower_steps, episodes=lower_episodes),
         adjoint=Neumann(adjoint_steps, adjoint_lr, damping=damping),
-        upper=LocalUpper(lr=upper_lr, steps=upper_steps, optimizer=upper_optimizer),
+        upper=LocalUpper(
+            lr=upper_lr, steps=upper_steps, optimizer=paced_unless(upper_lr, upper_optimizer)
+        ),
     )
 
 
@@ -102,7 +104,7 @@ def FedAvg(
             lr=upper_lr,
             steps=upper_steps,
             corrected=False,
-            optimizer=upper_optimizer,
+            optimizer=paced_unless(upper_lr, upper_optimizer),
             nested=False,
         ),
     )

@@ -8,7 +8,7 @@ from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._variants import variant_of
 from aipod.slots.adjoint import Neumann, ProxSkipAdjoint
 from aipod.slots.lower import ProjectedSGD, ProxSkip
-from aipod.slots.upper import Delayed, EveryStep, Periodic
+from aipod.slots.upper import Delayed, EveryStep, Periodic, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
 
@@ -63,7 +63,7 @@ def AiPOD(
     return Alternating(
         lower=ProjectedSGD(lr=lower_lr, steps=lower_steps),
         adjoint=_series(**series),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
+        upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
     )
 
 
@@ -101,7 +101,10 @@ def EAiPOD(
         lower=ProxSkip(lr=lower_lr, steps=lower_steps, prob=lower_prob),
         adjoint=_series(**series),
         upper=Delayed(
-            steps=upper_steps, delta=extrapolation, lr=upper_lr, optimizer=upper_optimizer
+            steps=upper_steps,
+            delta=extrapolation,
+            lr=upper_lr,
+            optimizer=paced_unless(upper_lr, upper_optimizer),
         ),
     )
 

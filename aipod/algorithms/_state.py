@@ -17,6 +17,7 @@ class State(eqx.Module):
     - `step`: outer steps made so far.
     - `counts`: what they spent, since `solve` last moved it into the ledger.
     - `watch`: what was seen of the convergence.
+    - `moves`: the last move of x and of y, for upper slots that need it.
 
     !!! example
         ```python
@@ -35,3 +36,4 @@ class State(eqx.Module):
     step: Array
     counts: Counts
     watch: Watch
+    moves: tuple[PyTree, PyTree] | None = None

@@ -16,7 +16,7 @@ from aipod.algorithms._variants import variant_of
 from aipod.problem import Scope
 from aipod.slots.adjoint import Direct, PerturbedLower, SimultaneousAdjoint
 from aipod.slots.lower import AugmentedLagrangian, GrowingSGD, SimultaneousLower
-from aipod.slots.upper import DifferenceStep, EveryStep
+from aipod.slots.upper import DifferenceStep, EveryStep, paced_unless
 from aipod.stepsize import Curvature, StepSize, check_positive
 
 
@@ -137,7 +137,7 @@ def SOBA(
     return Alternating(
         lower=SimultaneousLower(lower_lr),
         adjoint=SimultaneousAdjoint(adjoint_lr),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
+        upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
         scope=Scope("SOBA", upper=False, lower=False),
     )
 
@@ -173,7 +173,7 @@ def IGAL(
     return Alternating(
         lower=AugmentedLagrangian(lower_lr, penalty, tolerance, lower_steps),
         adjoint=Direct(),
-        upper=EveryStep(lr=upper_lr, optimizer=upper_optimizer),
+        upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
         scope=Scope("IG-AL", upper=False, stochastic=False),
     )
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from aipod.slots.upper import fading_adam
+from aipod.slots.upper import fading_adam, paced_adam
 from aipod.stepsize import Curvature
 
 # The largest 32-bit integer, which is JAX's default.
@@ -105,23 +105,28 @@ def make_step_size(value: Plain, name: str) -> Any:
     return _apply(Curvature, arguments, named, remedy)
 
 
+_OWN_OPTIMIZERS: dict[str, Any] = {"paced_adam": paced_adam, "fading_adam": fading_adam}
+
+
 def make_optimizer(value: Plain, name: str) -> Any:
     remedy = (
         f"{name} must be an optimiser with its step size, such as adam(0.003) or "
-        f"sgd(0.1, momentum=0.9), got {shown(value)}; known: fading_adam, "
+        f"sgd(0.1, momentum=0.9), got {shown(value)}; known: paced_adam, fading_adam, "
         f"{', '.join(_OPTIMIZERS)}."
     )
     word, arguments, named = _call(value, remedy)
-    known = {name: getattr(optax, name) for name in _OPTIMIZERS} | {"fading_adam": fading_adam}
+    known = {name: getattr(optax, name) for name in _OPTIMIZERS} | _OWN_OPTIMIZERS
     if word not in known:
         raise ValueError(remedy)
-    # The step size is the first argument, or has one of two names; fading_adam has a default.
+    # The step size is the first argument, or has one of two names; ours need none.
     first = [*arguments, *(named[key] for key in ("learning_rate", "rate") if key in named)][:1]
     if (first and (first[0] <= 0 or isinstance(first[0], bool))) or (
-        not first and word != "fading_adam"
+        not first and word not in _OWN_OPTIMIZERS
     ):
         raise ValueError(remedy)
     made = _apply(known[word], arguments, named, remedy)
+    if word == "paced_adam":
+        return made
     try:
         # Optax checks some arguments only when they are used; this traces without computing.
         jax.eval_shape(lambda x: made.update(x, made.init(x), x), jnp.zeros(1))

@@ -80,6 +80,11 @@ class Privacy:
     def check(self, solver: Alternating) -> None:
         """Raises `ValueError` unless everything that the solver's clients send is covered."""
         lower, adjoint = solver.lower, solver.adjoint
+        if solver.upper.needs_moves:
+            raise ValueError(
+                "privacy needs upper_lr, or an upper_optimizer such as aipod.fading_adam(): the "
+                "numbers that find the pace of x would be sent without noise."
+            )
         if not (lower.deferred and adjoint.deferred and solver.upper.sends_direction):
             raise ValueError("privacy is for aipod.E3AiPOD alone: choose it, or leave privacy out.")
         finds = adapts(lower.lr) or adapts(adjoint.lr)

@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_key, subkeys
+from aipod._misc.tree import inner
 from aipod.problem import (
     Bilevel,
     batch_size,
@@ -30,6 +31,7 @@ class Turn(NamedTuple):
     - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
     - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
         of a round come from `turn.round_key`.
+    - `moves`: how far the last outer step moved x and y, for upper slots that need it.
 
     In a federation x and y have a client axis in front. A slot works on each client's part by
     itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
@@ -48,6 +50,7 @@ class Turn(NamedTuple):
     y: PyTree
     rates: Rates
     key: PRNGKeyArray
+    moves: tuple[PyTree, PyTree] | None = None
 
     @property
     def step(self) -> Array:
@@ -112,6 +115,29 @@ class Turn(NamedTuple):
         if implicit is not None:
             gradient = optax.tree.add(gradient, implicit)
         return self.problem.upper_set.riesz(gradient)
+
+    def promise(self, implicit: PyTree | None, batch: Any) -> tuple[Array, Array]:
+        """The decrease of F that the last move of x promised, and that of f which came of it.
+
+        With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
+        both at (x, y). The samples here are not those that dx came from, so neither is biased by
+        their noise. In a federation the sums over clients travel with the round.
+        """
+        if self.moves is None:
+            raise ValueError(
+                "the last move is kept for upper slots alone that answer `needs_moves` with True."
+            )
+        moved_x, moved_y = self.moves
+        upper_set, lower_set = self.problem.upper_set, self.problem.lower_set
+        slope_x = grad_x_upper(self.problem, self.x, self.y, batch)
+        slope_y = grad_y_upper(self.problem, self.x, self.y, batch)
+        direct = inner(slope_x, moved_x, per_client=upper_set.per_client)
+        followed = inner(slope_y, moved_y, per_client=lower_set.per_client)
+        promised = direct
+        if implicit is not None:
+            promised = promised + inner(implicit, moved_x, per_client=upper_set.per_client)
+        delivered = upper_set.summed(direct) + lower_set.summed(followed)
+        return -upper_set.summed(promised), -delivered
 
     def lower_cost(
         self,

@@ -1,5 +1,6 @@
 """`Curvature` steps, and the power iteration that follows the largest curvature through a run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,7 @@ from aipod._misc.keys import signs, subkey, subkeys
 from aipod.problem import Bilevel, draw
 from aipod.sets import AbstractSet
 from aipod.stepsize._checks import check_positive, check_steps
-from aipod.stepsize._power import power_iteration, unit
+from aipod.stepsize._power import norm, power_iteration, unit
 
 # Power iterations before the very first estimate, when there is no warm start yet.
 _COLD_ITERATIONS = 30
@@ -21,10 +22,12 @@ _FIRST_BATCHES = 8
 # What an outer step leaves of an older, larger estimate. Small batches differ, and steps made for
 # the flat ones would diverge on the others; a run that has become flatter forgets in time.
 _KEPT = 0.99
+# By how much the estimate grows where a step leads out of the domain of the objective.
+_TOO_FAR = 4.0
 
 
 class Curvature(eqx.Module):
-    """The step min(cap, safety / l_max), with l_max the largest curvature of the lower objective.
+    """The step safety / l_max, with l_max the largest curvature of the lower objective.
 
     l_max is the largest eigenvalue (in size) of grad_yy g on minibatches: every outer step looks at
     one, by `iterations` power iterations from the vector of the step before and as many from a
@@ -39,7 +42,7 @@ class Curvature(eqx.Module):
     **Arguments:**
 
     - `safety`: a factor on the step; below 1 is more careful.
-    - `cap`: the longest step, for flat problems.
+    - `cap`: the longest step; by default there is none, since it would have units.
     - `iterations`: power iterations per outer step.
     - `tempered`: in `OneRound`, the lower level of E3-AiPOD, take shorter steps where the local
         ones undo each other, that is where they follow noise. Other slots ignore it.
@@ -51,13 +54,14 @@ class Curvature(eqx.Module):
     """
 
     safety: float = 1.0
-    cap: float = 1.0
+    cap: float | None = None
     iterations: int = eqx.field(static=True, default=4)
     tempered: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self) -> None:
-        for name in ("safety", "cap"):
-            check_positive(getattr(self, name), f"Curvature: {name}")
+        check_positive(self.safety, "Curvature: safety")
+        if self.cap is not None:
+            check_positive(self.cap, "Curvature: cap")
         check_steps(self.iterations, "Curvature: iterations")
 
     def value(self, estimate: Array | None) -> Array:
@@ -68,8 +72,10 @@ class Curvature(eqx.Module):
                 "fields `lr` of the lower and the adjoint slot alone: name the field so, or give a "
                 "number."
             )
-        tiny = jnp.finfo(estimate.dtype).tiny
-        return jnp.minimum(self.cap, self.safety / jnp.maximum(estimate, tiny))
+        # Where nothing bends, no length is better than another.
+        bends = estimate > 0
+        step = jnp.where(bends, self.safety / jnp.where(bends, estimate, 1.0), self.safety)
+        return step if self.cap is None else jnp.minimum(self.cap, step)
 
     def halved(self) -> str:
         """A more careful choice, as text."""
@@ -120,6 +126,32 @@ def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
     return jax.tree.unflatten(structure, [drawn(i, leaf) for i, leaf in enumerate(leaves)])
 
 
+def _beside(values: Array, leaf: Array) -> Array:
+    """One number for each client, in a shape that broadcasts against a leaf of theirs."""
+    return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))
+
+
+def _ahead(
+    slope_at: Callable[[PyTree], PyTree],
+    y: PyTree,
+    slope: PyTree,
+    size: Array,
+    *,
+    per_client: bool,
+) -> Array:
+    """The curvature on the way to the next point, y - slope / size, from the slope there.
+
+    More than `size` where the objective bends more further on, as it does where it is flat at y.
+    """
+    length = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 1.0)
+    ahead = jax.tree.map(lambda a, b: (a - _beside(length, b) * b).astype(a.dtype), y, slope)
+    change = norm(optax.tree.sub(slope_at(ahead), slope), per_client=per_client)
+    way = length * norm(slope, per_client=per_client)
+    found = jnp.where(way > 0, change / jnp.where(way > 0, way, 1.0), size)
+    # Out of the domain of a logarithm, say: certainly too far.
+    return jnp.where(jnp.isfinite(found), found, _TOO_FAR * jnp.maximum(size, 1 / length))
+
+
 def curvature_update(
     problem: Bilevel,
     x: PyTree,
@@ -147,9 +179,11 @@ def curvature_update(
         warm, largest, bend = carry
         batch = draw(samples, subkey(batch_key, index))
         # Linear in v: linearised once for all iterations.
-        slope, product = jax.linearize(jax.grad(lambda t: objective(t, batch)), y)
-        along = unit(lower_set.riesz(slope), per_client=per_client)
-        pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), warm, optax.tree.add(noise, along))
+        gradient = jax.grad(lambda t: objective(t, batch))
+        slope, product = jax.linearize(gradient, y)
+        slope = lower_set.riesz(slope)
+        fresh = optax.tree.add(noise, unit(slope, per_client=per_client))
+        pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), warm, fresh)
         cold = jnp.where((step == 0) & (index == 0), _COLD_ITERATIONS, 0)
 
         def iterated(start: PyTree) -> tuple[Array, PyTree, Array]:
@@ -162,14 +196,18 @@ def curvature_update(
             )
 
         sizes, vectors, cosines = jax.vmap(iterated)(pair)
-        fresh = sizes[1] > sizes[0]
+        fresher = sizes[1] > sizes[0]
 
         def better(leaf: Array) -> Array:
-            mask = fresh.reshape(fresh.shape + (1,) * (leaf.ndim - 1 - fresh.ndim))
-            return jnp.where(mask, leaf[1], leaf[0])
+            return jnp.where(_beside(fresher, leaf[0]), leaf[1], leaf[0])
 
+        def slope_at(point: PyTree) -> PyTree:
+            return lower_set.riesz(gradient(point))
+
+        now = jnp.max(sizes, 0)
+        now = jnp.maximum(now, _ahead(slope_at, y, slope, now, per_client=per_client))
         vector = jax.tree.map(better, vectors)
-        return vector, jnp.maximum(largest, jnp.max(sizes, 0)), jnp.minimum(bend, better(cosines))
+        return vector, jnp.maximum(largest, now), jnp.minimum(bend, better(cosines))
 
     start = (state.vector, jnp.zeros_like(state.bend), state.bend)
     vector, sizes, bend = jax.lax.fori_loop(0, curvature_draws(step), look, start)

@@ -26,19 +26,19 @@ def power_iteration(
     def body(_: Any, carry: tuple[Array, PyTree, Array]) -> tuple[Array, PyTree, Array]:
         _, vector, _ = carry
         image = matvec(vector)
-        size = _norm(image, per_client)
+        size = norm(image, per_client=per_client)
         # A flat objective gives a zero image: keep the vector for a later step to start from.
         new = _scaled(image, size, vector)
         return size, new, _dot(vector, new, per_client).astype(size.dtype)
 
     vector = unit(start, per_client=per_client)
-    zeros = jnp.zeros_like(_norm(vector, per_client))
+    zeros = jnp.zeros_like(norm(vector, per_client=per_client))
     return jax.lax.fori_loop(0, iterations, body, (zeros, vector, zeros + 1))
 
 
 def unit(tree: PyTree, *, per_client: bool = False) -> PyTree:
     """The tree scaled to length 1; as it is where it is 0."""
-    return _scaled(tree, _norm(tree, per_client), tree)
+    return _scaled(tree, norm(tree, per_client=per_client), tree)
 
 
 def _dot(first: PyTree, second: PyTree, per_client: bool) -> Array:
@@ -47,7 +47,8 @@ def _dot(first: PyTree, second: PyTree, per_client: bool) -> Array:
     )
 
 
-def _norm(tree: PyTree, per_client: bool) -> Array:
+def norm(tree: PyTree, *, per_client: bool = False) -> Array:
+    """The length; with `per_client` that of each entry of the leading axis."""
     dtype = jnp.result_type(*jax.tree.leaves(tree))
     sizes = jax.vmap(optax.tree.norm)(tree) if per_client else optax.tree.norm(tree)
     return sizes.astype(dtype)

@@ -6,5 +6,7 @@ from aipod.slots.upper._difference import DifferenceStep as DifferenceStep
 from aipod.slots.upper._every import EveryStep as EveryStep
 from aipod.slots.upper._local import LocalUpper as LocalUpper
 from aipod.slots.upper._optimisers import fading_adam as fading_adam
+from aipod.slots.upper._paced import paced_adam as paced_adam
+from aipod.slots.upper._paced import paced_unless as paced_unless
 from aipod.slots.upper._periodic import Periodic as Periodic
 from aipod.slots.upper._seen import Seen as Seen

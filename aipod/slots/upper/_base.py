@@ -4,13 +4,15 @@ import abc
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import cast_like
+from aipod._misc.tree import cast_like, inner
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
+from aipod.slots.upper._paced import PacedTransformation
 from aipod.slots.upper._seen import Seen
 from aipod.stepsize import Curvature, StepSize, check_lr
 
@@ -72,6 +74,11 @@ class AbstractUpper(eqx.Module):
         """The state before the first outer step: the optimiser's, where there is an optimiser."""
         return None if self.optimizer is None else self.optimizer.init(x)
 
+    @property
+    def needs_moves(self) -> bool:
+        """Whether `update` uses `turn.moves` or `turn.promise`."""
+        return isinstance(self.optimizer, PacedTransformation)
+
     def seen(self, state: PyTree) -> Seen | None:
         """The projected hypergradient of the last step; None where the slot keeps none.
 
@@ -101,9 +108,9 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_between(lr: StepSize | None, steps: int) -> None:
+def check_between(lr: StepSize | None, optimizer: Any, steps: int) -> None:
     """Raises `ValueError` when there are steps before the optimiser's, but no size for them."""
-    if lr is None and steps > 1:
+    if lr is None and steps > 1 and not isinstance(optimizer, PacedTransformation):
         raise ValueError(
             f"upper_optimizer with upper_steps={steps} also needs upper_lr, the size of the steps "
             "between two projections; or set upper_steps=1."
@@ -128,17 +135,41 @@ def check_moves(lr: StepSize | None, optimizer: Any) -> None:
         check_lr(lr, "upper_lr")
 
 
+def step_between(
+    turn: Turn, lr: StepSize | None, steps: int, implicit: PyTree | None, batch: Any
+) -> Array:
+    """The size of the steps between two projections.
+
+    Without `lr`, as many of them as there are make about the way of the last outer step: along the
+    hypergradient h, x moved by |dx|^2 / |<h, dx>| times h.
+    """
+    if lr is not None or steps == 1 or turn.moves is None:
+        return turn.lr(lr)
+    upper_set, moved = turn.problem.upper_set, turn.moves[0]
+    square = upper_set.summed(inner(moved, moved, per_client=upper_set.per_client))
+    promised = jnp.abs(turn.promise(implicit, batch)[0])
+    return jnp.where(promised > 0, square / jnp.where(promised > 0, promised, 1.0), 0.0) / steps
+
+
 def optimizer_step(
-    problem: Bilevel,
+    turn: Turn,
     optimizer: optax.GradientTransformation,
     along: PyTree,
     state: PyTree,
-    x: PyTree,
+    implicit: PyTree | None,
+    batch: Any,
 ) -> tuple[PyTree, PyTree]:
     """x moved by any Optax transformation of a direction that lies in the tangent space.
 
     Projecting before and after keeps exactly the stationary points of the projected method for
     every positive diagonal preconditioner D: (P g)' D (P g) = 0 only where P g = 0.
     """
-    change, state = optimizer.update(along, state, x)
-    return cast_like(problem.upper_set.project(optax.tree.add(x, change)), x), state
+    x, upper_set = turn.x, turn.problem.upper_set
+    if isinstance(optimizer, PacedTransformation) and turn.moves is not None:
+        promised, delivered = turn.promise(implicit, batch)
+        change, state = optimizer.update(
+            along, state, x, moved=turn.moves[0], promised=promised, delivered=delivered
+        )
+    else:
+        change, state = optimizer.update(along, state, x)
+    return cast_like(upper_set.project(optax.tree.add(x, change)), x), state

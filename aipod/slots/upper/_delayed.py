@@ -16,6 +16,7 @@ from aipod.slots.upper._base import (
     check_between,
     check_moves,
     optimizer_step,
+    step_between,
 )
 from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
 from aipod.stepsize import StepSize, check_at_least_one, check_steps
@@ -34,7 +35,8 @@ class Delayed(AbstractUpper):
 
     - `steps` [T]: unprojected steps.
     - `delta` [delta]: the extrapolation, at least 1; the paper's choice is 1 or sqrt(T).
-    - `lr` [alpha]: the size of the T steps; may be left out where T = 1 and there is an optimiser.
+    - `lr` [alpha]: the size of the T steps; may be left out with an optimiser where T = 1, and with
+        `aipod.paced_adam()`, whose last move they then share.
     - `optimizer`: an `optax.GradientTransformation` in place of delta.
 
     !!! example
@@ -54,11 +56,12 @@ class Delayed(AbstractUpper):
         check_at_least_one(self.delta, "extrapolation (delta)")
         if self.lr is None and self.optimizer is None:
             raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
-        check_between(self.lr, self.steps)
+        check_between(self.lr, self.optimizer, self.steps)
         if self.optimizer is not None and self.delta != 1:
             raise ValueError(
                 "extrapolation and upper_optimizer both say how far to go after the projection: "
-                "give one of the two (extrapolation is optax.sgd(extrapolation))."
+                "give one of the two (extrapolation is optax.sgd(extrapolation)); extrapolation "
+                "needs upper_lr."
             )
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
@@ -71,24 +74,30 @@ class Delayed(AbstractUpper):
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, lr = turn.problem, turn.x, turn.lr(self.lr)
+        problem, x = turn.problem, turn.x
+        lr = step_between(turn, self.lr, self.steps, implicit, batch)
 
-        def local(point: PyTree, sample: Any) -> PyTree:
-            return axpy(point, -lr, turn.direction(implicit, sample, point))
-
-        def body(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
-            return local(point, draw(problem.upper_samples, draw_key)), None
+        def body(total: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
+            sample = draw(problem.upper_samples, draw_key)
+            slope = turn.direction(implicit, sample, axpy(x, -lr, total))
+            return optax.tree.add(total, slope), None
 
         # xi_0 is the sample of w, as in AiPOD; the later steps draw their own.
-        moved = local(x, batch)
+        total = turn.direction(implicit, batch)
         if self.steps > 1:
-            moved, _ = jax.lax.scan(body, moved, turn.keys(self.steps)[1:])
-        landed = cast_like(problem.upper_set.for_round(turn.round_key).project(moved), x)
+            total, _ = jax.lax.scan(body, total, turn.keys(self.steps)[1:])
+        upper_set = problem.upper_set.for_round(turn.round_key)
         draws = self.steps - 1
+        if self.lr is None and self.optimizer is not None:
+            along = cast_like(upper_set.tangent(optax.tree.scale(1 / self.steps, total)), x)
+            new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
+            seen = by_optimizer(state.seen, problem.upper_set, along, x, new)
+            return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
+        landed = cast_like(upper_set.project(axpy(x, -lr, total)), x)
         length = lr * self.steps
         if self.optimizer is not None:
             along = optax.tree.sub(x, landed)
-            new, own = optimizer_step(problem, self.optimizer, along, state.own, x)
+            new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, problem.upper_set, along, x, new, length)
             return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
         cost = turn.upper_cost(1, upper_draws=draws)

@@ -59,7 +59,7 @@ class EveryStep(AbstractUpper):
 
     @property
     def sends_direction(self) -> bool:
-        return True
+        return not self.needs_moves
 
     @property
     def wire(self) -> str | None:
@@ -83,7 +83,7 @@ class EveryStep(AbstractUpper):
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
         if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)
-            new, own = optimizer_step(turn.problem, self.optimizer, along, state.own, x)
+            new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
             return new, UpperState(own, seen, known), turn.upper_cost(2, rounds=1)

@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
@@ -17,6 +18,7 @@ from aipod.slots.upper._base import (
     check_between,
     check_moves,
     optimizer_step,
+    step_between,
 )
 from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
 from aipod.stepsize import StepSize, check_steps
@@ -34,7 +36,8 @@ class LocalUpper(AbstractUpper):
 
     **Arguments:**
 
-    - `lr` [alpha]: the step size; may be left out where tau = 1 and there is an optimiser.
+    - `lr` [alpha]: the step size; may be left out with an optimiser where tau = 1, and with
+        `aipod.paced_adam()`, whose last move the steps then share.
     - `steps` [tau]: steps between two projections.
     - `corrected`: whether the steps are variance-reduced.
     - `optimizer`: an `optax.GradientTransformation` of the pseudo-gradient x - project_x(v_tau),
@@ -58,7 +61,7 @@ class LocalUpper(AbstractUpper):
         check_moves(self.lr, self.optimizer)
         if self.lr is None and self.optimizer is None:
             raise ValueError("give upper_lr, or an optimiser as upper_optimizer=.")
-        check_between(self.lr, self.steps)
+        check_between(self.lr, self.optimizer, self.steps)
 
     @property
     def needs_implicit(self) -> bool:
@@ -74,7 +77,8 @@ class LocalUpper(AbstractUpper):
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, lr = turn.problem, turn.x, turn.lr(self.lr)
+        problem, x = turn.problem, turn.x
+        lr = step_between(turn, self.lr, self.steps, implicit, batch)
         upper_set = problem.upper_set
         keys = turn.keys(2 + self.steps)
 
@@ -91,25 +95,30 @@ class LocalUpper(AbstractUpper):
         mean_round = upper_set.for_round(round_key(turn.key, 1))
         mean = mean_round.tangent(here) if self.corrected else here
 
-        def local(point: PyTree, sample_key: PRNGKeyArray) -> tuple[PyTree, None]:
-            direction = slope(point, sample_key)
+        def local(total: PyTree, sample_key: PRNGKeyArray) -> tuple[PyTree, None]:
+            direction = slope(axpy(x, -lr, total), sample_key)
             if self.corrected:
                 drift = optax.tree.sub(mean, slope(x, sample_key))
                 direction = optax.tree.add(direction, drift)
-            return axpy(point, -lr, direction), None
+            return optax.tree.add(total, direction), None
 
         # At x itself the first step needs no sample of its own: h_0(x) - h_0(x) + m = m.
-        moved = axpy(x, -lr, mean)
+        total = mean
         if self.steps > 1:
-            moved, _ = jax.lax.scan(local, moved, keys[3:])
-        new = cast_like(upper_set.for_round(turn.round_key).project(moved), x)
+            total, _ = jax.lax.scan(local, total, keys[3:])
+        last_round = upper_set.for_round(turn.round_key)
         averages = 2 if self.corrected and self.steps > 1 else 1
         projections, draws = averages, self.steps - 1
         own, length = state.own, lr * self.steps
-        if self.optimizer is not None:
-            # The clients agree on x - new already: this projection sends nothing.
+        if self.lr is None:
+            # The clients agree on the mean already: the optimiser's projection sends nothing.
+            along, length = optax.tree.scale(1 / self.steps, total), jnp.ones(())
+            along = cast_like(last_round.tangent(along), x)
+        else:
+            new = cast_like(last_round.project(axpy(x, -lr, total)), x)
             along = optax.tree.sub(x, new)
-            new, own = optimizer_step(problem, self.optimizer, along, own, x)
+        if self.optimizer is not None:
+            new, own = optimizer_step(turn, self.optimizer, along, own, implicit, batch)
             seen = by_optimizer(state.seen, upper_set, along, x, new, length)
             projections = averages + 1
         else:
