@@ -16,6 +16,7 @@ in float32, as a newcomer has them; F is evaluated in float64 with y*(x) solved 
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import aipod
@@ -31,6 +33,7 @@ from aipod.experiments.gallery import PROBLEMS, Exhibit, store
 from aipod.experiments.solvers import SOLVERS, entry
 
 DEFAULT = ("aipod", "e-aipod", "e2-aipod", "e3-aipod", "fednest")
+FOR_CLIENTS = ("fednest", "lfednest", "fedavg")
 ENOUGH = 0.95  # the share that counts as solved
 PAGE = Path(__file__).parents[1] / "docs" / "gallery.md"
 MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
@@ -42,19 +45,21 @@ def make(solver: str, stand_in: bool) -> aipod.Alternating:
     `stand_in`: fading Adam upstairs in a solver that has no default there.
     """
     function = getattr(aipod, entry(solver).function)
-    if not stand_in:
-        return function()
     try:
         return function()
     except ValueError:
+        if not stand_in:
+            raise
         return function(upper_optimizer=aipod.fading_adam())
 
 
 def judged(exhibit: Exhibit, x: Any) -> float:
     """F at x, in float64; infinite where the lower level cannot be solved."""
-    point = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), x)
+    point = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), x)
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(point)):
+        return math.inf
     try:
-        value = exhibit.value(jax.tree.map(jax.numpy.asarray, point))
+        value = exhibit.value(point)
     except RuntimeError:
         return math.inf
     return value if math.isfinite(value) else math.inf
@@ -63,13 +68,11 @@ def judged(exhibit: Exhibit, x: Any) -> float:
 def runs(name: str, solver: str, chosen: argparse.Namespace) -> dict[str, Any]:
     """All seeds of a solver on a problem."""
     row: dict[str, Any] = {"problem": name, "solver": solver}
-    with jax.enable_x64(True):
-        exact = exhibit_of(name, True)
+    exact, exhibit = exhibit_of(name, True), exhibit_of(name, chosen.double)
     with jax.enable_x64(chosen.double):
-        exhibit = exhibit_of(name, chosen.double)
         steps = chosen.steps or exhibit.steps
+        made = make(solver, chosen.stand_in)
         try:
-            made = make(solver, chosen.stand_in)
             made.init(exhibit.problem, exhibit.x0, exhibit.y0)
         except ValueError as error:
             return row | {"refused": str(error)}
@@ -105,7 +108,8 @@ _made: dict[tuple[str, bool], Exhibit] = {}
 def exhibit_of(name: str, double: bool) -> Exhibit:
     """The exhibit in this precision; made once, so that its compiled programs are found again."""
     if (name, double) not in _made:
-        _made[name, double] = PROBLEMS[name]()
+        with jax.enable_x64(double):
+            _made[name, double] = PROBLEMS[name]()
     return _made[name, double]
 
 
@@ -155,10 +159,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def heading(stored: dict[str, Any]) -> str:
-    kinds = {"float32": "float32", "float64": "float64"}[stored["precision"]]
     return (
-        f"{stored['seeds']} seeds, {kinds}, {stored['device']} with {stored['cores']} cores, "
-        f"jax {stored['jax']}, aipod {stored['aipod']}{stored['note']}."
+        f"Seeds: {stored['seeds']}; {stored['precision']}, {stored['cores']} CPU cores, jax "
+        f"{stored['jax']}, aipod {stored['aipod']}{stored['note']}."
     )
 
 
@@ -172,12 +175,10 @@ def into_page(stored: dict[str, Any], page: Path = PAGE) -> None:
 
 
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
-    import os
-
     rows = []
     for name in chosen.only:
         for solver in chosen.solvers:
-            if solver in ("fednest", "lfednest", "fedavg") and not name.startswith("federated"):
+            if solver in FOR_CLIENTS and not exhibit_of(name, True).federated:
                 continue
             rows.append(runs(name, solver, chosen))
             said = rows[-1].get("refused") or cell(rows[-1])
@@ -185,11 +186,10 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     return {
         "seeds": chosen.seeds,
         "precision": "float64" if chosen.double else "float32",
-        "device": jax.devices()[0].device_kind,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "jax": jax.__version__,
         "aipod": aipod.__version__,
-        "note": ", fading Adam upstairs where a solver has no default" if chosen.stand_in else "",
+        "note": "; fading Adam upstairs where a solver has no default" if chosen.stand_in else "",
         "rows": rows,
     }
 

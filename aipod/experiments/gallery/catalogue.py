@@ -20,14 +20,14 @@ class Entry(NamedTuple):
     """How a problem is made, its world, and why its lower level is strongly convex on its set.
 
     `starts`: how many starts near x0 the reference is the best of, where F is not convex;
-    `reference`: how the reference was found, where it was not by SciPy.
+    `agrees`: a second, closed form of the reference, where there is one.
     """
 
     make: Callable[[], Setting]
     world: str
     convex: str
     starts: int = 1
-    reference: str = ""
+    agrees: str = ""
 
 
 _RIDGE = "least squares, which are convex, plus positive penalties on all of y"
@@ -74,7 +74,7 @@ ENTRIES: Mapping[str, Entry] = {
         weights.shifted_tumours,
         "weights near 1/300 of training tumours that are smaller than those to predict; they add "
         "up to 1; batches of 32",
-        "least squares with weights that stay positive or small beside the ridge",
+        "least squares plus a ridge; at and around the solution all weights are positive",
         starts=3,
     ),
     "class-weights": Entry(
@@ -125,7 +125,7 @@ ENTRIES: Mapping[str, Entry] = {
         markets.pricing,
         "prices of four goods, started at 100, for a buyer whose tastes vary; batches of 8 days",
         "a quadratic with a positive definite matrix",
-        reference="closed form: the mean of worth and cost",
+        agrees="(worth + cost) / 2",
     ),
     "portfolio": Entry(
         markets.shares,
@@ -139,6 +139,7 @@ ENTRIES: Mapping[str, Entry] = {
         "the costs of journeys between districts, from 2,000 of them, by optimal transport; "
         "batches of 64",
         "an entropy that is extended by a quadratic",
+        agrees="the entropy of the observed shares",
     ),
     "dispatch": Entry(
         markets.dispatch,
@@ -170,10 +171,10 @@ SETTINGS: Mapping[str, Callable[[], Setting]] = {n: e.make for n, e in ENTRIES.i
 
 def _how(entry: Entry) -> str:
     """How the reference was found, in words."""
-    if entry.reference:
-        return entry.reference
     words = "SciPy's L-BFGS on F, with y*(x) by dense Newton steps"
-    return words + (f"; the best of {entry.starts} starts near x0" if entry.starts > 1 else "")
+    if entry.starts > 1:
+        words += f"; the best of {entry.starts} starts near x0"
+    return words + (f"; equal to the closed form, {entry.agrees}" if entry.agrees else "")
 
 
 def _exhibit(name: str) -> Exhibit:

@@ -3,9 +3,10 @@
 import dataclasses
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod._hypergradient import exact_lower
 from aipod.problem import Bilevel, draw
@@ -49,10 +50,8 @@ class Exhibit:
         To working precision: call it in float64. A lower level that cannot be solved at x raises
         `RuntimeError`.
         """
-        x = self.problem.upper_set.project(x)
-        y = exact_lower(self.problem, x, self.y0)
-        batch = draw(self.problem.expected().upper_samples, jax.random.key(0))
-        return float(self.problem.upper(x, y, batch))
+        x = _feasible(self.problem, x)
+        return float(_upper(self.problem, x, exact_lower(self.problem, x, self.y0)))
 
     def share(self, value: float) -> float:
         """How much of the possible improvement this value of F is: 0 at the start, 1 at the best.
@@ -65,6 +64,18 @@ class Exhibit:
     def federated(self) -> bool:
         """Whether the problem is a federation."""
         return self.problem.upper_set.federated
+
+
+# Compiled: one by one, the small operations of a first call would take longer than the rest of it.
+@eqx.filter_jit
+def _feasible(problem: Bilevel, x: PyTree) -> PyTree:
+    return problem.upper_set.project(x)
+
+
+@eqx.filter_jit
+def _upper(problem: Bilevel, x: PyTree, y: PyTree) -> Array:
+    batch = draw(problem.expected().upper_samples, jax.random.key(0))
+    return problem.upper(x, y, batch)
 
 
 def as_floats(tree: PyTree) -> PyTree:

@@ -17,12 +17,12 @@ Batch = tuple[Array, Array]
 
 
 def deblurring() -> Setting:
-    """Two log-weights of a smoothness prior, learned from 20 pairs of sharp and blurred digits.
+    """Two log-weights of a smoothness prior, learned from 8 pairs of sharp and blurred digits.
 
     The blur removes fine detail nearly completely: at x0 the lower level has a condition number
     of about 1,000.
     """
-    sharp = digits().train.images[:20].astype(float)
+    sharp = digits().train.images[:8].astype(float)
     # Along each axis of 8 pixels: a Gaussian blur, and differences between neighbours.
     gaps = np.arange(8)[:, None] - np.arange(8)[None]
     one = np.exp(-0.5 * gaps**2)
@@ -45,7 +45,7 @@ def deblurring() -> Setting:
         upper_samples=FullBatch((images, seen)),
         lower_samples=FullBatch((images, seen)),
     )
-    return Setting(problem, jnp.full(2, jnp.log(1e-3)), jnp.zeros((20, 64)))
+    return Setting(problem, jnp.full(2, jnp.log(1e-4)), jnp.zeros((8, 64)))
 
 
 def control() -> Setting:

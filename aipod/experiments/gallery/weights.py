@@ -35,7 +35,7 @@ def shifted_tumours() -> Setting:
     """Weights of 300 training examples, started at 1/300, that add up to 1; batches of 32.
 
     The training tumours are mostly small, the validation tumours mostly large. The prior is the
-    chi-squared distance from equal weights; a weight may become negative.
+    chi-squared distance from equal weights, strong enough to keep the best weights positive.
     """
     data = tumours()
     signed = Table(data.inputs, 2.0 * data.targets - 1).with_constant()
@@ -52,7 +52,7 @@ def shifted_tumours() -> Setting:
         return jnp.mean(count * x[index] * errors) + 0.25 * jnp.sum(y**2)
 
     def upper(x: Array, y: Array, batch: Batch) -> Array:
-        return squares(y, batch) + 0.01 * count * jnp.sum((x - 1 / count) ** 2)
+        return squares(y, batch) + 0.6 * count * jnp.sum((x - 1 / count) ** 2)
 
     problem = Bilevel(
         upper=upper,
