@@ -7,9 +7,10 @@
     python benchmarks/gallery.py --docs benchmarks/results/gallery.json  # puts it on the page
     python benchmarks/gallery.py --references        # computes the reference solutions
 
-A cell is the share of the possible improvement that was reached in the budget of outer steps,
+A cell is the share of the possible improvement that was reached in the budget,
 (F(x0) - F(x)) / (F(x0) - F(reference)), in per cent: the median over seeds, and in brackets the
-worst; then the seconds of a run, the median over seeds (the first of them compiles). Solvers run
+worst; then the seconds of a run, the median over seeds (the first of them compiles). The budget of
+every solver is the samples that E3-AiPOD draws in the problem's number of outer steps. Solvers run
 in float32, as a newcomer has them; F is evaluated in float64 with y*(x) solved for.
 """
 
@@ -53,6 +54,16 @@ def make(solver: str, stand_in: bool) -> aipod.Alternating:
         return function(upper_optimizer=aipod.fading_adam())
 
 
+def in_budget(solver: aipod.Alternating, steps: int) -> int:
+    """The outer steps that draw as many batches as E3-AiPOD does in so many steps."""
+
+    def batches(one: aipod.Alternating) -> int:
+        # One more of the upper level, and one of the lower level for each of curvature and x.
+        return one.lower.draws + sum(one.adjoint.draws) + 3
+
+    return max(1, round(steps * batches(aipod.E3AiPOD()) / batches(solver)))
+
+
 def judged(exhibit: Exhibit, x: Any) -> float:
     """F at x, in float64; infinite where the lower level cannot be solved."""
     point = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), x)
@@ -70,8 +81,8 @@ def runs(name: str, solver: str, chosen: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"problem": name, "solver": solver}
     exact, exhibit = exhibit_of(name, True), exhibit_of(name, chosen.double)
     with jax.enable_x64(chosen.double):
-        steps = chosen.steps or exhibit.steps
         made = make(solver, chosen.stand_in)
+        steps = chosen.steps or in_budget(made, exhibit.steps)
         try:
             made.init(exhibit.problem, exhibit.x0, exhibit.y0)
         except ValueError as error:
@@ -222,7 +233,7 @@ def main() -> None:
     parser.add_argument("--solvers", default=",".join(DEFAULT))
     parser.add_argument("--only", default=",".join(PROBLEMS), help="problems, with commas")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="outer steps in place of each problem's budget")
+    parser.add_argument("--steps", type=int, help="outer steps, in place of the budget")
     parser.add_argument("--double", action="store_true", help="solvers run in float64")
     parser.add_argument(
         "--stand-in", action="store_true", help="fading Adam where a solver has no default"
