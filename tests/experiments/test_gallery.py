@@ -190,3 +190,15 @@ def test_points_that_no_lower_level_answers_are_the_worst():
     exhibit = built("ridge")
     lost = dataclasses.replace(exhibit, x0=jnp.asarray(0.0))
     assert benchmark.judged(lost, np.float32("nan")) == np.inf
+
+
+def test_every_solver_gets_the_same_samples():
+    """AiPOD draws 17 batches in an outer step, 5 of them for y; E3-AiPOD draws 27."""
+    exhibit, series = built("pricing"), aipod.AiPOD(upper_lr=0.05)
+    assert benchmark.in_budget(aipod.E3AiPOD(), 1000) == 1000
+    assert benchmark.in_budget(series, 1700) == 2700
+    spent = aipod.solve(
+        exhibit.problem, series, exhibit.x0, exhibit.y0, 20, key=jax.random.key(0)
+    ).ledger
+    # Of the upper level a batch is one sample, of the lower level it is 8.
+    assert spent.upper_samples + spent.lower_samples / 8 == 20 * 17
