@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse.linalg
 from jaxtyping import Array
 
 from aipod.data import digits
@@ -96,9 +97,7 @@ def control() -> Setting:
 
 def _least(scaled: np.ndarray, laws: np.ndarray, given: np.ndarray) -> np.ndarray:
     """The point of least cost on laws y = given, by conjugate gradients on its multipliers."""
-    from scipy.sparse.linalg import cg
-
-    multipliers, _ = cg(scaled @ laws.T, given, rtol=1e-12, maxiter=10_000)
+    multipliers, _ = scipy.sparse.linalg.cg(scaled @ laws.T, given, rtol=1e-12, maxiter=10_000)
     return scaled.T @ multipliers
 
 
