@@ -21,6 +21,7 @@ from aipod.slots.adjoint import AbstractAdjoint
 from aipod.slots.lower import AbstractLower
 from aipod.slots.upper import AbstractUpper
 from aipod.stepsize import (
+    CurvatureState,
     Rates,
     adapts,
     check_steps,
@@ -149,7 +150,8 @@ class Alternating(eqx.Module):
             )
             looked_at = curvature_draws(state.step)
 
-        turn = Turn(problem, x, state.y, Rates(state.step, estimate), lower_key, state.moves)
+        rates = Rates(state.step, estimate, state.moves, _stiffer(curvature, state))
+        turn = Turn(problem, x, state.y, rates, lower_key)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
@@ -218,6 +220,14 @@ class Alternating(eqx.Module):
         if not (adapts(self.lower.lr) and adapts(self.adjoint.lr)):
             tries.append("or lower_lr=aipod.Curvature(), which adapts by itself")
         return "Try smaller steps: " + ", ".join(tries) + "."
+
+
+def _stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
+    """How many times larger the curvature is than it was one step before."""
+    if curvature is None or state.curvature is None:
+        return 1.0
+    before = state.curvature.estimate
+    return jnp.where(before > 0, curvature.estimate / jnp.where(before > 0, before, 1.0), 1.0)
 
 
 def _unless(hasty: Array, new: State, old: State) -> State:

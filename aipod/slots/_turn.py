@@ -31,7 +31,6 @@ class Turn(NamedTuple):
     - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
     - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
         of a round come from `turn.round_key`.
-    - `moves`: how far the last outer step moved x and y, for upper slots that need it.
 
     In a federation x and y have a client axis in front. A slot works on each client's part by
     itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
@@ -50,12 +49,16 @@ class Turn(NamedTuple):
     y: PyTree
     rates: Rates
     key: PRNGKeyArray
-    moves: tuple[PyTree, PyTree] | None = None
 
     @property
     def step(self) -> Array:
         """The number of outer steps made before this one."""
         return self.rates.step
+
+    @property
+    def moves(self) -> tuple[PyTree, PyTree] | None:
+        """How far the last outer step moved x and y; for upper slots that `needs_moves`."""
+        return self.rates.moves
 
     @property
     def lower_set(self) -> AbstractSet:
@@ -116,8 +119,8 @@ class Turn(NamedTuple):
             gradient = optax.tree.add(gradient, implicit)
         return self.problem.upper_set.riesz(gradient)
 
-    def promise(self, implicit: PyTree | None, batch: Any) -> tuple[Array, Array]:
-        """The decrease of F that the last move of x promised, and that of f which came of it.
+    def promise(self, implicit: PyTree | None, batch: Any) -> tuple[Array, Array, Array]:
+        """The decrease of F that the last move of x promised, that of f which came of it, and f.
 
         With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
         both at (x, y). The samples here are not those that dx came from, so neither is biased by
@@ -129,15 +132,16 @@ class Turn(NamedTuple):
             )
         moved_x, moved_y = self.moves
         upper_set, lower_set = self.problem.upper_set, self.problem.lower_set
-        slope_x = grad_x_upper(self.problem, self.x, self.y, batch)
-        slope_y = grad_y_upper(self.problem, self.x, self.y, batch)
+        value, (slope_x, slope_y) = jax.value_and_grad(self.problem.upper, argnums=(0, 1))(
+            self.x, self.y, batch
+        )
         direct = inner(slope_x, moved_x, per_client=upper_set.per_client)
         followed = inner(slope_y, moved_y, per_client=lower_set.per_client)
         promised = direct
         if implicit is not None:
             promised = promised + inner(implicit, moved_x, per_client=upper_set.per_client)
         delivered = upper_set.summed(direct) + lower_set.summed(followed)
-        return -upper_set.summed(promised), -delivered
+        return -upper_set.summed(promised), -delivered, upper_set.summed(value[None])
 
     def lower_cost(
         self,

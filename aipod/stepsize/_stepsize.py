@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from aipod.stepsize._checks import as_number
 from aipod.stepsize._curvature import Curvature
@@ -49,10 +49,14 @@ class Rates(eqx.Module):
 
     - `step`: the outer step, for schedules.
     - `curvature`: the estimate of the lower level's largest curvature, for `Curvature`.
+    - `stiffer`: the estimate over that of the step before.
+    - `moves`: the last move of x and of y, from which an upper slot may find its own pace.
     """
 
     step: Array
     curvature: Array | None
+    moves: tuple[PyTree, PyTree] | None = None
+    stiffer: Array | float = 1.0
 
     def __call__(self, lr: StepSize | None) -> Array:
         if isinstance(lr, Curvature):

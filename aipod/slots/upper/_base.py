@@ -166,9 +166,16 @@ def optimizer_step(
     """
     x, upper_set = turn.x, turn.problem.upper_set
     if isinstance(optimizer, PacedTransformation) and turn.moves is not None:
-        promised, delivered = turn.promise(implicit, batch)
+        promised, delivered, value = turn.promise(implicit, batch)
         change, state = optimizer.update(
-            along, state, x, moved=turn.moves[0], promised=promised, delivered=delivered
+            along,
+            state,
+            x,
+            moved=turn.moves[0],
+            promised=promised,
+            delivered=delivered,
+            value=value,
+            stiffer=turn.rates.stiffer,
         )
     else:
         change, state = optimizer.update(along, state, x)

@@ -1,0 +1,139 @@
+"""What speaks for longer or shorter steps on x, averaged over a few outer steps; all unit-free."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+# Averages over about 5, 10 and 20 outer steps.
+_QUICK, _AVERAGE, _SLOW = 0.8, 0.9, 0.95
+# The best cosine is forgotten by 1 % in each step; growth ends where the cosine is a third of it.
+_FORGET, _REST = 0.99, 1 / 3
+# How much more or less than others a cosine counts.
+_WEIGHT = 5.0
+# Less than half of the promise is too little, more than twice is not due to x. A promise counts as
+# broken where the average of the comparison, which noise alone makes +-0.25, is below -0.4.
+_HALF, _TWICE, _BROKEN = 0.5, 2.0, 0.4
+# What f does by more than so many times the promise is not due to x.
+_DUE = 5.0
+# f rises where its quick average is so many standard errors above its slow one, and goes on rising.
+_ERRORS, _GOES_ON = 3.0, 0.03
+# A broken promise, and moves that are taken back at once, count three times.
+_FALL = 3.0
+
+
+class Evidence(eqx.Module):
+    """Averages.
+
+    - `steep`: of |h|.
+    - `quick`, `slow`: of the cosine between -h and the last move, times a weight, and of the
+        weight; over few steps and over more.
+    - `best`: the best cosine of late.
+    - `kept`: of how far more was delivered than half of what was promised, and than twice of it.
+    - `level`: of f over few steps and over more, of its squared changes; its last value, and the
+        last change of the first average.
+    - `known`: whether x has moved at all.
+    """
+
+    steep: Array
+    quick: Array
+    slow: Array
+    best: Array
+    kept: Array
+    level: Array
+    known: Array
+
+    def with_move(self, gradient: PyTree, moved: PyTree, begins: Array) -> "Evidence":
+        """With the cosine of a new hypergradient and the last move."""
+        steep, way = optax.tree.norm(gradient), optax.tree.norm(moved)
+        known = (steep > 0) & (way > 0)
+        cosine = -optax.tree.vdot(gradient, moved) / jnp.where(known, steep * way, 1.0)
+        # A step far beyond the minimum, where the slope is steep, counts for more than several
+        # short ones before it.
+        usual = jnp.where(begins, steep, self.steep)
+        weight = jnp.clip(steep / jnp.where(usual > 0, usual, 1.0), 1 / _WEIGHT, _WEIGHT)
+        now = jnp.stack([weight * cosine, weight])
+        slow = _averaged(_SLOW, self.slow, now, begins)
+        return dataclasses.replace(
+            self,
+            steep=_averaged(_QUICK, self.steep, steep, begins),
+            quick=_averaged(_QUICK, self.quick, now, begins),
+            slow=slow,
+            best=jnp.maximum(_ratio(slow), _FORGET * self.best),
+            known=known,
+        )
+
+    def with_promise(self, promised: Array, delivered: Array) -> "Evidence":
+        """With what the last move promised and delivered."""
+
+        def excess(share: float) -> Array:
+            size = jnp.abs(delivered) + share * jnp.abs(promised)
+            return (delivered - share * promised) / jnp.where(size > 0, size, 1.0)
+
+        half = excess(_HALF)
+        # Where f rises by far more than x has promised, it is not x that makes it rise.
+        share = _DUE * promised / jnp.where(delivered < 0, -delivered, 1.0)
+        half = jnp.where(delivered < -_DUE * promised, half * jnp.clip(share, 0.0, 1.0), half)
+        now = jnp.where(promised > 0, jnp.stack([half, excess(_TWICE)]), 0.0)
+        # From 0 on: y takes a few steps to answer the first moves of x.
+        return dataclasses.replace(self, kept=_AVERAGE * self.kept + (1 - _AVERAGE) * now)
+
+    def with_value(self, value: Array, begins: Array) -> "Evidence":
+        """With the value of f on a batch."""
+        quick, slow, change, last, _ = self.level
+        new = _averaged(_QUICK, quick, value, begins)
+        slow = _averaged(_SLOW, slow, value, begins)
+        square = jnp.where(begins, 0.0, 0.5 * (value - last) ** 2)
+        change = _AVERAGE * change + (1 - _AVERAGE) * square
+        more = jnp.where(begins, 0.0, new - quick)
+        return dataclasses.replace(self, level=jnp.stack([new, slow, change, value, more]))
+
+    def line(self) -> Array:
+        """How the pace should change by the slope left along the last moves, from -3 to 1."""
+        quick, slow = _ratio(self.quick), _ratio(self.slow)
+        best = jnp.maximum(self.best, jnp.finfo(self.best.dtype).tiny)
+        grows = jnp.clip((quick - _REST * best) / ((1 - _REST) * best), 0.0, 1.0)
+        # Moves that are taken back have gone beyond the minimum along the line; in noise that shows
+        # only after more of them.
+        at_once = _FALL * jnp.clip((-quick - 0.3) / 0.4, 0.0, 1.0)
+        in_time = jnp.clip((-slow - 0.1) / 0.2, 0.0, 1.0)
+        beyond = jnp.maximum(at_once, in_time)
+        return jnp.where(beyond > 0, -beyond, grows)
+
+    def clear(self) -> Array:
+        """How clearly the moves go on in one direction, from 0 to 1."""
+        return jnp.clip((_ratio(self.slow) - 0.2) / 0.3, 0.0, 1.0)
+
+    def room(self) -> Array:
+        """How much of a growth is due, from 0 to 1: less where y is busy with itself."""
+        twice = self.kept[1]
+        # Where a constant multiple is delivered, this is 2 promised / delivered.
+        return jnp.where(twice > 0, (1 - twice) / (1 + jnp.maximum(twice, 0.0)), 1.0)
+
+    def doubt(self, promised: Array, delivered: Array) -> Array:
+        """How far the pace should fall, from 0 to 3, as promises are broken or f rises."""
+        broken = _FALL * jnp.clip((-self.kept[0] - _BROKEN) / (1 - _BROKEN), 0.0, 1.0)
+        quick, slow, change, _, more = self.level
+        error = jnp.sqrt(change * (1 - _QUICK) / (1 + _QUICK))
+        risen = quick - slow
+        rises = (risen > _ERRORS * error) & (more > _GOES_ON * risen)
+        rises = rises & (jnp.abs(delivered) < _DUE * jnp.abs(promised))
+        return jnp.maximum(broken, jnp.where(rises, 1.0, 0.0))
+
+
+def no_evidence(dtype: Any) -> Evidence:
+    """Before the first step."""
+    zero, pair = jnp.zeros((), dtype), jnp.zeros(2, dtype)
+    return Evidence(zero, pair, pair, zero, pair, jnp.zeros(5, dtype), jnp.asarray(False))
+
+
+def _averaged(memory: float, old: Array, now: Array, begins: Array) -> Array:
+    return jnp.where(begins, now, memory * old + (1 - memory) * now)
+
+
+def _ratio(averages: Array) -> Array:
+    product, weight = averages
+    return product / jnp.where(weight > 0, weight, 1.0)
