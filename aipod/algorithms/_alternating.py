@@ -150,7 +150,8 @@ class Alternating(eqx.Module):
             )
             looked_at = curvature_draws(state.step)
 
-        rates = Rates(state.step, estimate, state.moves, _stiffer(curvature, state))
+        moves = None if state.moves is None else (*state.moves, state.y)
+        rates = Rates(state.step, estimate, moves, _stiffer(curvature, state))
         turn = Turn(problem, x, state.y, rates, lower_key)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")

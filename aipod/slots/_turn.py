@@ -56,8 +56,11 @@ class Turn(NamedTuple):
         return self.rates.step
 
     @property
-    def moves(self) -> tuple[PyTree, PyTree] | None:
-        """How far the last outer step moved x and y; for upper slots that `needs_moves`."""
+    def moves(self) -> tuple[PyTree, PyTree, PyTree] | None:
+        """How far the last outer step moved x and y, and the y that it ended with.
+
+        For upper slots that answer `needs_moves` with True.
+        """
         return self.rates.moves
 
     @property
@@ -123,17 +126,19 @@ class Turn(NamedTuple):
         """The decrease of F that the last move of x promised, that of f which came of it, and f.
 
         With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
-        both at (x, y). The samples here are not those that dx came from, so neither is biased by
-        their noise. In a federation the sums over clients travel with the round.
+        and f, with x and y as the outer step found them. The samples here are not those that dx
+        came from, so neither is biased by their noise. In a federation the sums over clients travel
+        with the round.
         """
         if self.moves is None:
             raise ValueError(
                 "the last move is kept for upper slots alone that answer `needs_moves` with True."
             )
-        moved_x, moved_y = self.moves
+        moved_x, moved_y, before = self.moves
         upper_set, lower_set = self.problem.upper_set, self.problem.lower_set
+        # At the y that all clients share: their own y is better for each of them than for all.
         value, (slope_x, slope_y) = jax.value_and_grad(self.problem.upper, argnums=(0, 1))(
-            self.x, self.y, batch
+            self.x, before, batch
         )
         direct = inner(slope_x, moved_x, per_client=upper_set.per_client)
         followed = inner(slope_y, moved_y, per_client=lower_set.per_client)

@@ -50,12 +50,13 @@ class Rates(eqx.Module):
     - `step`: the outer step, for schedules.
     - `curvature`: the estimate of the lower level's largest curvature, for `Curvature`.
     - `stiffer`: the estimate over that of the step before.
-    - `moves`: the last move of x and of y, from which an upper slot may find its own pace.
+    - `moves`: the last move of x and of y, and the y after it, from which an upper slot may find
+        its own pace.
     """
 
     step: Array
     curvature: Array | None
-    moves: tuple[PyTree, PyTree] | None = None
+    moves: tuple[PyTree, PyTree, PyTree] | None = None
     stiffer: Array | float = 1.0
 
     def __call__(self, lr: StepSize | None) -> Array:

@@ -66,7 +66,7 @@ class Evidence(eqx.Module):
             known=known,
         )
 
-    def with_promise(self, promised: Array, delivered: Array) -> "Evidence":
+    def with_promise(self, promised: Array, delivered: Array, begins: Array) -> "Evidence":
         """With what the last move promised and delivered."""
 
         def excess(share: float) -> Array:
@@ -77,9 +77,15 @@ class Evidence(eqx.Module):
         # Where f rises by far more than x has promised, it is not x that makes it rise.
         share = _DUE * promised / jnp.where(delivered < 0, -delivered, 1.0)
         half = jnp.where(delivered < -_DUE * promised, half * jnp.clip(share, 0.0, 1.0), half)
-        now = jnp.where(promised > 0, jnp.stack([half, excess(_TWICE)]), 0.0)
-        # From 0 on: y takes a few steps to answer the first moves of x.
-        return dataclasses.replace(self, kept=_AVERAGE * self.kept + (1 - _AVERAGE) * now)
+        half, twice = (jnp.where(promised > 0, now, 0.0) for now in (half, excess(_TWICE)))
+        # The first from 0 on: y takes a few steps to answer the first moves of x.
+        kept = jnp.stack(
+            [
+                _AVERAGE * self.kept[0] + (1 - _AVERAGE) * half,
+                _averaged(_AVERAGE, self.kept[1], twice, begins),
+            ]
+        )
+        return dataclasses.replace(self, kept=kept)
 
     def with_value(self, value: Array, begins: Array) -> "Evidence":
         """With the value of f on a batch."""

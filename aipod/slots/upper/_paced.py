@@ -160,7 +160,8 @@ def _update(
     direction, first, second = _adam(gradient, state)
     begins = state.count <= 1
     evidence = state.evidence.with_move(gradient, moved, begins)
-    evidence = evidence.with_promise(promised, delivered).with_value(value, begins)
+    evidence = evidence.with_promise(promised, delivered, begins)
+    evidence = evidence.with_value(value, begins)
     known = evidence.known
     line = evidence.line()
     line = jnp.where(state.found & (line > 0), _LATER * evidence.clear() * line, line)
