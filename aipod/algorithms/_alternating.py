@@ -183,7 +183,6 @@ class Alternating(eqx.Module):
             before=self.upper.seen(state.upper),
             seen=self.upper.seen(upper),
             health=self.adjoint.health(adjoint),
-            implicit=implicit,
             curvature=estimate,
         )
         watch = watched(state.watch, problem, state.step, outcome)

@@ -20,7 +20,7 @@ _BLOCKS = 8
 # F still decreases in a window that made at least this share of the whole predicted decrease.
 _PROGRESS = 1e-4
 # y is followed in a window that moves it, consistently, by at most this share of its whole way.
-_FOLLOWED = 0.25
+_FOLLOWED = 0.5
 
 
 class Watch(eqx.Module):
@@ -34,10 +34,14 @@ class Watch(eqx.Module):
     - `unit`: the largest |h| so far.
     - `now`, `before`: the sums of the running window, and of the one before it.
     - `size`: |h|^2 of the last step, in units.
-    - `start`: the largest |grad F|^2 of a window in which y was followed, less two standard errors,
-        in units.
+    - `start`: the largest |grad F|^2 of a window in which y was followed, less three standard
+        errors, in units.
     - `decrease`: the predicted decrease of F so far, in units.
     - `way`: how far y has gone, window by window.
+    - `length`: |y|^2 when the last block ended.
+    - `top`: the largest |grad F|^2 of any window, in units.
+    - `adjoint`: the mean of `right` in the window of `start`.
+    - `reach`: the largest mean of `distance` in a window.
     - `bent`: whether the lower level was seen to bend down.
     - `improved`: the last step at the end of a window in which F still decreased.
     - `curvature`: the estimate of the curvature when the last window ended.
@@ -57,6 +61,10 @@ class Watch(eqx.Module):
     start: Array
     decrease: Array
     way: Array
+    length: Array
+    top: Array
+    adjoint: Array
+    reach: Array
     bent: Array
     improved: Array
     curvature: Array
@@ -69,7 +77,6 @@ class Outcome(eqx.Module):
     - `x`, `new_x`, `y`: x before and after it, and y after it.
     - `before`, `seen`: what the upper slot saw in the step before and in this one.
     - `health`: of the adjoint.
-    - `implicit`: w.
     - `curvature`: the estimate that the step used.
     """
 
@@ -79,8 +86,15 @@ class Outcome(eqx.Module):
     before: Seen | None
     seen: Seen | None
     health: Health | None
-    implicit: PyTree
     curvature: Array | None
+
+
+def natural_way(way: Any, length: Any) -> Any:
+    """What moves of y are measured against: its way, unless it began too far away.
+
+    Then most of the way says nothing about the problem, and the size of y is used.
+    """
+    return jnp.minimum(way, jnp.maximum(3 * jnp.sqrt(length), way / 100))
 
 
 def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Watch:
@@ -103,6 +117,10 @@ def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Wa
         start=of_x,
         decrease=of_x,
         way=of_y,
+        length=of_y,
+        top=of_x,
+        adjoint=of_y,
+        reach=of_x,
         bent=jnp.zeros(of_y.shape, bool),
         improved=of_x.astype(jnp.int32),
         curvature=jnp.zeros(()),
@@ -130,20 +148,23 @@ def _with_y(watch: Watch, problem: Bilevel, outcome: Outcome, closes: Array) -> 
     """With what y and the adjoint add: y only at the end of a block."""
     per_client, y = problem.lower_set.per_client, outcome.y
 
-    def moved() -> tuple[Array, Array]:
+    def dot(a: PyTree, b: PyTree) -> Array:
+        return inner(a, b, per_client=per_client)
+
+    def moved() -> tuple[Array, Array, Array]:
         last = jax.tree.map(jnp.subtract, y, watch.block_y)
         earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
-        return inner(earlier, last, per_client=per_client), inner(last, last, per_client=per_client)
+        return dot(earlier, last), dot(last, last), dot(y, y)
 
-    def still() -> tuple[Array, Array]:
-        return jnp.zeros_like(watch.way), jnp.zeros_like(watch.way)
+    def still() -> tuple[Array, Array, Array]:
+        return jnp.zeros_like(watch.way), jnp.zeros_like(watch.way), watch.length
 
-    drift, moves = jax.lax.cond(closes, moved, still)
+    drift, moves, length = jax.lax.cond(closes, moved, still)
     now, bent, health = watch.now.plus(drift=drift, moves=moves), watch.bent, outcome.health
     if health is not None:
         now, bent = now.plus(left=health.left, right=health.right), bent | health.bent
     block_y = jax.tree.map(lambda a, b: jnp.where(closes, a, b), y, watch.block_y)
-    return dataclasses.replace(watch, now=now, bent=bent, block_y=block_y)
+    return dataclasses.replace(watch, now=now, bent=bent, block_y=block_y, length=length)
 
 
 def _with_x(watch: Watch, problem: Bilevel, outcome: Outcome, before: Seen, seen: Seen) -> Watch:
@@ -181,8 +202,6 @@ def _with_x(watch: Watch, problem: Bilevel, outcome: Outcome, before: Seen, seen
         distance=when_fresh(dot(moved, moved)),
         decrease=decrease,
     )
-    if outcome.implicit is not None:
-        now = now.plus(implicit=dot(outcome.implicit, outcome.implicit))
     return dataclasses.replace(
         watch,
         now=now,
@@ -191,24 +210,25 @@ def _with_x(watch: Watch, problem: Bilevel, outcome: Outcome, before: Seen, seen
         unit=unit,
         size=square if always else jnp.where(fresh, square, watch.size * ratio**2),
         start=watch.start * ratio**2,
+        top=watch.top * ratio**2,
         decrease=watch.decrease * ratio**2 + decrease,
     )
 
 
 def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy: bool) -> Watch:
     """With the running window closed, where it is long enough."""
-    now, one = watch.now, jnp.ones(())
+    now, count = watch.now, jnp.maximum(watch.now.steps, 1)
     descends = now.decrease > _PROGRESS * watch.decrease
     if noisy:
-        value, error = now.estimate(one)
-        sure = value - 2 * error
-        descends = descends & (now.descent(one)[0] > 2 * error)
+        value, error = now.descent()
+        # Three, because the largest of many windows is taken.
+        sure = value - 3 * error
+        descends = descends & (value > 2 * error)
     else:
-        sure = now.square / jnp.maximum(now.steps, 1)
+        value = sure = now.square / count
     way = watch.way + jnp.sqrt(jnp.maximum(now.moves + 2 * now.drift, 0.0))
-    followed = now.drifted() <= (_FOLLOWED * way) ** 2
-    if followed.shape != watch.start.shape:
-        followed = jnp.all(followed)
+    followed = now.drifted() <= (_FOLLOWED * natural_way(way, watch.length)) ** 2
+    larger = _alike(followed, sure) & (sure > watch.start)
     curvature = watch.curvature
     if outcome.curvature is not None:
         curvature = outcome.curvature.astype(curvature.dtype)
@@ -220,9 +240,17 @@ def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy
         path=jnp.zeros_like(watch.path),
         now=jax.tree.map(jnp.zeros_like, now),
         before=now,
-        start=jnp.where(followed, jnp.maximum(watch.start, sure), watch.start),
+        start=jnp.where(larger, sure, watch.start),
+        top=jnp.maximum(watch.top, value),
         way=way,
+        reach=jnp.maximum(watch.reach, now.distance / count),
+        adjoint=jnp.where(_alike(larger, way), now.right / count, watch.adjoint),
         improved=jnp.where(descends, step + 1, watch.improved),
         curvature=curvature,
     )
     return jax.tree.map(lambda a, b: jnp.where(closes, a, b), closed, watch)
+
+
+def _alike(truth: Array, like: Array) -> Array:
+    """`truth` where numbers about x and y are of one shape; else whether it holds for all."""
+    return truth if truth.shape == like.shape else jnp.all(truth)

@@ -8,17 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aipod.algorithms import Alternating, State
+from aipod.algorithms import Alternating, State, natural_way
 
 # |grad F| has to shrink to this share of what it was.
 TOLERANCE = 1e-2
 # y has settled when it moves, in the last window, by at most the first share of its whole way, and
 # has not when it moves by more than the second.
-_SETTLED, _MOVING = 1e-2, 5e-2
+_SETTLED, _MOVING = 2e-3, 2e-2
 # Fewer hypergradients than this say nothing about their noise.
 _ENOUGH = 8
-# A larger error of z than this has no meaning as a number.
-_LOST = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Convergence:
     - `stationarity`: ||grad F(x)||^2 in the P_x norm, as `aipod.stationarity` gives it exactly. Of
         the last step where the problem has no noise; else an estimate with its `standard_error`,
         which in a ball of noise is right to a factor of about 3.
-    - `start`: the largest value earlier in the run while y followed x, less two standard errors.
+    - `start`: the largest value earlier in the run while y followed x, less three standard errors.
     - `trend`: the share of the whole predicted decrease of F that the last window made.
     - `window`: its outer steps.
     - `moving`: how far y still moved in it in one direction, as a share of its whole way.
@@ -80,17 +78,18 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
     unit, many = float(np.mean(watch.unit)), clients or watch.unit.size
     scale = unit**2 * many
     if watch.noisy:
-        value, error = (float(found) for found in pooled.estimate(1.0))
+        value, error = (float(found) for found in pooled.estimate())
         value = min(value, float(pooled.square) / window) * scale
         error = error * scale if window >= _ENOUGH else math.inf
     else:
         value, error = float(np.mean(watch.size)) * scale, 0.0
     error = math.hypot(error, _rounding(state, seen) * many)
     start = float(np.mean(watch.start)) * scale
+    top = max(start, float(np.mean(watch.top)) * scale)
     if not watch.noisy and int(watch.began) == 0:
-        start = scale
+        start = top = scale
     whole = float(np.mean(watch.decrease))
-    way = float(np.mean(watch.way))
+    way = float(natural_way(np.mean(watch.way), np.mean(watch.length)))
     drifted = math.sqrt(float(pooled.drifted()))
     found = Convergence(
         stationarity=value,
@@ -102,21 +101,28 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
         adjoint=math.sqrt(max(pooled.left, 0.0) / pooled.right) if pooled.right > 0 else None,
         convex=not bool(np.any(watch.bent)),
     )
-    implicit = float(pooled.implicit) / window * many
-    still = float(np.mean(seen.rate)) * unit * int(state.step) <= 100 * _eps(state) * _size(state.x)
-    return _judged(found, solver, implicit, flat=_flat(state), still=still)
+    reach = max(float(np.mean(watch.reach)), float(pooled.distance) / window) * many
+    still = math.sqrt(reach) <= 100 * _eps(state) * _size(state.x)
+    right, larger = float(pooled.right) / window, float(np.mean(watch.adjoint))
+    # Relative to z where the run started: where z itself has become small, so has its error.
+    bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
+    return _judged(found, solver, bias, top, flat=_flat(state), still=still)
 
 
 def _judged(
-    found: Convergence, solver: Alternating, implicit: float, *, flat: bool, still: bool
+    found: Convergence, solver: Alternating, bias: float, top: float, *, flat: bool, still: bool
 ) -> Convergence:
-    """The statement that follows from the numbers, with the first reason that applies."""
+    """The statement that follows from the numbers, with the first reason that applies.
+
+    - `bias`: the error of z, relative to z when |grad F| was largest.
+    - `top`: the largest |grad F|^2, also of times when y did not yet follow x.
+    - `flat`: whether the lower level has no curvature.
+    - `still`: whether x never moved.
+    """
     value, error, start = found.stationarity, found.standard_error, found.start
     if value is None or error is None or start is None or found.moving is None:
         return found
     wanted = TOLERANCE**2 * start
-    wrong = 0.0 if found.adjoint is None else found.adjoint
-    bias = wrong**2 * (start if wrong > _LOST else min(implicit, start))
 
     def says(converged: bool | None, reason: str, advice: str = "") -> Convergence:
         return dataclasses.replace(found, converged=converged, reason=reason, advice=advice)
@@ -133,20 +139,20 @@ def _judged(
             "the lower level was seen to bend down: it is not convex there",
             "add a term such as 0.5 * mu * sum(y**2) to the lower objective, or use damping=.",
         )
-    if value - 2 * error > wanted and not still:
-        share = math.sqrt(value / start) if start > 0 else 1.0
+    if value - 2 * error > TOLERANCE**2 * top and not still:
+        share = min(math.sqrt(value / top), 1.0)
         return says(
             False,
-            f"|grad F| is {min(share, 1.0):.2g} of what it was at its largest",
+            f"|grad F| is {share:.2g} of what it was at its largest",
             _onward(found),
         )
     if found.moving > _MOVING:
         return says(False, *_lagging(found))
-    if bias > 4 * wanted:
+    if bias > 2 * TOLERANCE:
         return says(False, *_inexact(found, solver))
     if found.moving > _SETTLED:
         return says(None, *_lagging(found))
-    if bias > wanted / 4:
+    if bias > TOLERANCE / 2:
         return says(None, *_inexact(found, solver))
     if value + 2 * error <= wanted or (still and error == 0):
         return says(True, f"|grad F| is at most {TOLERANCE:g} of what it was at its largest")

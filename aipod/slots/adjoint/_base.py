@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
@@ -24,7 +24,7 @@ class AbstractAdjoint(eqx.Module):
     when it keeps something from one outer step to the next, `draws` when it wants the features of
     a `Composite` computed once, `deferred` and `settle` when a projection waits for the end of the
     outer step, `own` when a part of its state belongs to a client, `health` when it knows how far
-    the system was solved.
+    the system was solved, `failed` when a solve can break down.
 
     !!! example
         ```python
@@ -68,6 +68,14 @@ class AbstractAdjoint(eqx.Module):
     def health(self, state: PyTree) -> Health | None:
         """How the last solve went; None where the slot does not know."""
         return None
+
+    def failed(self, state: PyTree) -> Array | None:
+        """Whether the last solve broke down, so that z means nothing; None where it cannot."""
+        return None
+
+    def failure(self, state: PyTree) -> str:
+        """Why it did, and the remedy, in a sentence."""
+        return "the adjoint could not be solved."
 
     def remedy(self, off: float) -> str:
         """What to change when z is `off` by this share of its size."""

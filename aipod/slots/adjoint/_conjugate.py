@@ -1,5 +1,6 @@
 """Conjugate gradients on the projected Hessian."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.slots.adjoint._iterate import conjugate_gradients
 from aipod.stepsize import check_not_negative, check_steps
+
+# A relative residual that no tolerance asks for.
+_STALLED = 1e-2
 
 
 class ConjugateGradient(AbstractAdjoint):
@@ -51,6 +55,30 @@ class ConjugateGradient(AbstractAdjoint):
 
     def health(self, state: PyTree) -> Health | None:
         return state
+
+    def failed(self, state: PyTree) -> Array | None:
+        return jnp.any(state.bent) | jnp.any(state.left > self._most**2)
+
+    @property
+    def _most(self) -> float:
+        """The relative residual above which the iteration has failed, not only stopped early."""
+        return math.inf if self.max_steps is not None else max(_STALLED, 100 * self.rtol)
+
+    def failure(self, state: PyTree) -> str:
+        if bool(jnp.any(state.bent)):
+            return (
+                "conjugate gradients met a direction in which the lower level does not bend up: it "
+                "is not strongly convex in y there. Add a term such as 0.5 * mu * sum(y**2) to the "
+                "lower objective, set ConjugateGradient(damping=...), or use aipod.Direct(), which "
+                "needs no convexity."
+            )
+        left = float(jnp.sqrt(jnp.max(state.left)))
+        return (
+            f"conjugate gradients stalled at a relative residual of {left:.2g}, where "
+            f"{float(self.rtol):.2g} was asked for: the lower level is too ill-conditioned for the "
+            "precision. Use float64 (jax.config.update('jax_enable_x64', True)), or set "
+            "ConjugateGradient(damping=...)."
+        )
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         problem, x, y = turn.problem, turn.x, turn.y

@@ -56,6 +56,15 @@ class Direct(AbstractAdjoint):
     def health(self, state: PyTree) -> Health | None:
         return state
 
+    def failed(self, state: PyTree) -> Array | None:
+        return jnp.any(state.left > 0)
+
+    def failure(self, state: PyTree) -> str:
+        return (
+            "the Hessian of the lower level is singular along the set: add a term such as "
+            "0.5 * mu * sum(y**2) to the lower objective, or set Direct(damping=...)."
+        )
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         problem, x, y = turn.problem, turn.x, turn.y
         batch = draw(problem.lower_samples, turn.key)
