@@ -57,8 +57,10 @@ def hypergradient(
     failed = adjoint.failed(state)
     if failed is None:
         return found
-    if is_concrete(failed) and bool(failed):
-        raise RuntimeError(adjoint.failure(state))
+    if is_concrete(failed):
+        if bool(failed):
+            raise RuntimeError(adjoint.failure(state))
+        return found
     return jax.tree.map(lambda leaf: jnp.where(failed, np.nan, leaf), found)
 
 

@@ -16,4 +16,5 @@ from aipod.algorithms._table1 import SOBA as SOBA
 from aipod.algorithms._table1 import TTSA as TTSA
 from aipod.algorithms._table1 import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms._table1 import StocBiO as StocBiO
+from aipod.algorithms._watch import Watch as Watch
 from aipod.algorithms._watch import natural_way as natural_way

@@ -192,7 +192,8 @@ class Alternating(eqx.Module):
         """For each leaf of a state whether it belongs to one client; else all have the same."""
         common: Any = jax.tree.map(lambda _: False, state)
         lower, adjoint = self.lower.own(state.lower), self.adjoint.own(state.adjoint)
-        return dataclasses.replace(common, lower=lower, adjoint=adjoint)
+        watch = state.watch.own()
+        return dataclasses.replace(common, lower=lower, adjoint=adjoint, watch=watch)
 
     def remedy(self) -> str:
         """What to change when a run diverged: the step sizes to try, by name."""

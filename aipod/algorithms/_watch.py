@@ -70,6 +70,29 @@ class Watch(eqx.Module):
     curvature: Array
     noisy: Array
 
+    def numbers(self) -> "Watch":
+        """Without x and y, which are None."""
+        return dataclasses.replace(self, window_x=None, window_y=None, block_y=None)
+
+    def with_numbers(self, numbers: "Watch") -> "Watch":
+        """With the numbers of another one."""
+        return dataclasses.replace(
+            numbers, window_x=self.window_x, window_y=self.window_y, block_y=self.block_y
+        )
+
+    def own(self) -> "Watch":
+        """True for what belongs to one client, the numbers of its adjoint; False for the rest."""
+        mask = jax.tree.map(lambda _: False, self)
+        return eqx.tree_at(
+            lambda w: (*((s.left, s.right) for s in (w.now, w.before)), w.adjoint, w.bent),
+            mask,
+            ((True, True), (True, True), True, True),
+        )
+
+    def idle(self, step: Array) -> Array:
+        """Outer steps without a decrease of F; 0 unless a window has just ended."""
+        return jnp.where(self.began == step, step - jnp.max(self.improved), 0)
+
 
 class Outcome(eqx.Module):
     """What an outer step shows to the watch.

@@ -101,7 +101,7 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
         adjoint=math.sqrt(max(pooled.left, 0.0) / pooled.right) if pooled.right > 0 else None,
         convex=not bool(np.any(watch.bent)),
     )
-    reach = max(float(np.mean(watch.reach)), float(pooled.distance) / window) * many
+    reach = max(float(np.mean(watch.reach)), float(pooled.distance) / window) * watch.unit.size
     still = math.sqrt(reach) <= 100 * _eps(state) * _size(state.x)
     right, larger = float(pooled.right) / window, float(np.mean(watch.adjoint))
     # Relative to z where the run started: where z itself has become small, so has its error.

@@ -17,6 +17,7 @@ from aipod.slots import Counts
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
 from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
 from aipod.solving._convergence import convergence_of
+from aipod.solving._divergence import why_diverged
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
 from aipod.solving._programs import Program
@@ -120,13 +121,14 @@ class Run:
         left = _NO_LIMIT
         if self.stop.projections is not None:
             left = min(left, self.stop.projections - self.books.ledger.projections)
-        tolerance = self.stop.tolerance or {}
+        tolerance, patience = self.stop.tolerance or {}, self.stop.patience
         return Limits(
             end=to_device(end, np.int32),
             final=to_device(self.steps, np.int32),
             every=to_device(self.every, np.int32),
             projections=to_device(left, np.int32),
             tolerance={name: to_device(value) for name, value in tolerance.items()},
+            patience=None if patience is None else to_device(patience, np.int32),
         )
 
     def to_the_end(self, front: Any) -> Solution:
@@ -178,6 +180,8 @@ class Run:
             return books, Result.diverged
         if bool(chunk.converged):
             return books, Result.converged
+        if bool(chunk.flat):
+            return books, Result.plateau
         limit = self.stop.projections
         if limit is not None and books.ledger.projections >= limit:
             return books, Result.out_of_projections
@@ -203,10 +207,15 @@ class Run:
             except ValueError as error:
                 result, message = Result.infeasible, f"{Result.infeasible.value} {error}"
         else:
-            message = (
+            cause, remedy = why_diverged(self.problem, self.solver, state, self.key)
+            words = (
                 f"diverged at outer step {step + 1}: {self._culprit} became NaN or infinite; the "
-                f"state after step {step} is kept. {self.solver.remedy()}"
+                f"state after step {step} is kept.",
+                cause,
+                remedy,
+                self.solver.remedy(),
             )
+            message = " ".join(word for word in words if word)
         return Solution(
             x=state.x,
             y=state.y,

@@ -103,6 +103,13 @@ class AbstractAdjoint(eqx.Module):
     def own(self, state: PyTree) -> PyTree:
         """For each leaf of the state whether it belongs to one client; else all have the same.
 
-        By default all clients have the same.
+        By default all clients have the same but for `health`, which is each one's own.
         """
-        return jax.tree.map(lambda _: False, state)
+        return self.own_health(jax.tree.map(lambda _: False, state))
+
+    def own_health(self, mask: PyTree) -> PyTree:
+        """A mask like a state, with True for what `health` finds in it."""
+        mine = self.health(mask)
+        if mine is None:
+            return mask
+        return eqx.tree_at(self.health, mask, jax.tree.map(lambda _: True, mine))

@@ -86,5 +86,7 @@ class Direct(AbstractAdjoint):
         z = basis @ jnp.linalg.solve(matrix, right)
         # z' G z = z' right; a singular matrix gives infinities, which solve nothing.
         solved = jnp.all(jnp.isfinite(z))
-        state = health_of(turn.y, problem.lower_set, ~solved, 1.0, z @ right < 0)
+        size = right @ right
+        left = jnp.where(solved, 0.0, size)
+        state = health_of(turn.y, problem.lower_set, left, size, z @ right < 0)
         return restore(z), state, turn.lower_cost(flat.size + 1, lower_draws=1)

@@ -122,14 +122,19 @@ class Neumann(AbstractAdjoint):
             start = (first, first, curved)
             last, total, curved = jax.lax.fori_loop(1, self.steps, body, start)
             z = optax.tree.scale(eta, total)
-        state = self._seen(turn, size(last, last) * eta**2, size(z, z), *curved)
+        missing = size(last, last) * eta**2 / jnp.maximum(size(z, z), jnp.finfo(right.dtype).tiny)
+        state = self._seen(turn, missing, right, *curved)
         projections = 0 if self.local else factors + 1
         cost = turn.lower_cost(projections, lower_draws=factors)
         return cast_like(z, y), state, cost
 
-    def _seen(self, turn: Turn, last: Array, whole: Array, least: Array, newest: Array) -> Health:
-        """The terms left out, had they gone on to shrink as the last one did."""
+    def _seen(self, turn: Turn, last: Array, right: Array, least: Array, newest: Array) -> Health:
+        """The terms left out, had they gone on to shrink as the last one did.
+
+        `last`: the squared size of the last term relative to z.
+        """
         if self.random or self.steps == 1:
-            last = whole = jnp.zeros_like(last)
+            right = jnp.zeros_like(right)
         rest = jnp.maximum(1 - newest, 0.0) / jnp.maximum(newest, _DOWN)
-        return health_of(turn.y, turn.problem.lower_set, last * rest**2, whole, least < -_DOWN)
+        left = last * rest**2 * right
+        return health_of(turn.y, turn.problem.lower_set, left, right, least < -_DOWN)
