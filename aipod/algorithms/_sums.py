@@ -69,12 +69,13 @@ class Sums(eqx.Module):
         """With terms added, by name."""
         return dataclasses.replace(self, **{k: getattr(self, k) + v for k, v in terms.items()})
 
-    def descent(self) -> tuple[Array, Array]:
-        """|grad F|^2 as far as x descends along it, and its standard error.
+    def descent(self, unit: Array) -> tuple[Array, Array]:
+        """|grad F|^2 / unit^2 as far as x descends along it, and its standard error.
 
         From the a_k as multiples of t_k, and their errors, which are independent.
         """
-        path = jnp.where(self.path > 0, self.path, 1.0)
+        path = self.path * unit
+        path = jnp.where(path > 0, path, 1.0)
         return -self.along / path, jnp.sqrt(self._scatter()) / path
 
     def _scatter(self) -> Array:
@@ -84,15 +85,15 @@ class Sums(eqx.Module):
         return jnp.maximum(rest, 0.0)
 
     def ball(self) -> Array:
-        """|grad F|^2 of a ball of noise in which x wanders; 0 while x descends."""
+        """|grad F|^2 / unit^2 of a ball of noise in which x wanders; 0 while x descends."""
         spread = self.steps * self.distance
         excess = jnp.maximum(self.along**2 - self._scatter(), 0.0)
         found = jnp.where(self.along > 0, excess, 0.0) / jnp.where(spread > 0, spread, 1.0)
         return _BALL * found
 
-    def estimate(self) -> tuple[Array, Array]:
-        """|grad F|^2 where h has noise, and the standard error."""
-        descent, error = self.descent()
+    def estimate(self, unit: Array) -> tuple[Array, Array]:
+        """|grad F|^2 / unit^2 where h has noise, and the standard error."""
+        descent, error = self.descent(unit)
         return jnp.maximum(descent, 0.0) + self.ball(), error
 
     def drifted(self) -> Array:

@@ -82,12 +82,11 @@ class Watch(eqx.Module):
 
     def own(self) -> "Watch":
         """True for what belongs to one client, the numbers of its adjoint; False for the rest."""
-        mask = jax.tree.map(lambda _: False, self)
-        return eqx.tree_at(
-            lambda w: (*((s.left, s.right) for s in (w.now, w.before)), w.adjoint, w.bent),
-            mask,
-            ((True, True), (True, True), True, True),
+        mask: Any = jax.tree.map(lambda _: False, self)
+        now, before = (
+            dataclasses.replace(sums, left=True, right=True) for sums in (mask.now, mask.before)
         )
+        return dataclasses.replace(mask, now=now, before=before, adjoint=True, bent=True)
 
     def idle(self, step: Array) -> Array:
         """Outer steps without a decrease of F; 0 unless a window has just ended."""
@@ -243,7 +242,7 @@ def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy
     now, count = watch.now, jnp.maximum(watch.now.steps, 1)
     descends = now.decrease > _PROGRESS * watch.decrease
     if noisy:
-        value, error = now.descent()
+        value, error = now.descent(watch.unit)
         # Three, because the largest of many windows is taken.
         sure = value - 3 * error
         descends = descends & (value > 2 * error)

@@ -68,7 +68,8 @@ def model_leaves(
     numbers = (state.watch if watch is None else watch).numbers()
     found |= {f"watch{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(numbers))}
     seen = solver.upper.seen(state.upper)
-    return found if seen is None else found | {"rate": np.asarray(seen.rate)}
+    sizes = {} if seen is None else {"rate": seen.rate, "off": seen.off}
+    return found | {name: np.asarray(size) for name, size in sizes.items() if size is not None}
 
 
 def with_model(solver: Alternating, state: State, model: Mapping[str, np.ndarray]) -> State:
@@ -82,7 +83,9 @@ def with_model(solver: Alternating, state: State, model: Mapping[str, np.ndarray
     x, y, watch = replaced(state.x, "x"), replaced(state.y, "y"), state.watch
     watch = watch.with_numbers(replaced(watch.numbers(), "watch"))
     state = eqx.tree_at(lambda s: (s.x, s.y, s.watch), state, (x, y, watch))
+    seen: Any = solver.upper.seen
     if "rate" in model:
-        seen: Any = solver.upper.seen
         state = eqx.tree_at(lambda s: seen(s.upper).rate, state, jnp.asarray(model["rate"]))
+    if "off" in model:
+        state = eqx.tree_at(lambda s: seen(s.upper).off, state, jnp.asarray(model["off"]))
     return state

@@ -68,6 +68,11 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
 
     `clients`: how many there are, where the state is that of one of them.
     """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _measured(solver, state, clients)
+
+
+def _measured(solver: Alternating, state: State, clients: int | None) -> Convergence:
     watch: Any = jax.tree.map(np.asarray, state.watch)
     seen = solver.upper.seen(state.upper)
     pooled = jax.tree.map(lambda a, b: np.mean(a + b), watch.now, watch.before)
@@ -78,12 +83,14 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
     unit, many = float(np.mean(watch.unit)), clients or watch.unit.size
     scale = unit**2 * many
     if watch.noisy:
-        value, error = (float(found) for found in pooled.estimate())
+        value, error = (float(found) for found in pooled.estimate(unit))
         value = min(value, float(pooled.square) / window) * scale
         error = error * scale if window >= _ENOUGH else math.inf
     else:
         value, error = float(np.mean(watch.size)) * scale, 0.0
     error = math.hypot(error, _rounding(state, seen) * many)
+    if not math.isfinite(value):
+        return Convergence()
     start = float(np.mean(watch.start)) * scale
     top = max(start, float(np.mean(watch.top)) * scale)
     if not watch.noisy and int(watch.began) == 0:
@@ -103,18 +110,35 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
     )
     reach = max(float(np.mean(watch.reach)), float(pooled.distance) / window) * watch.unit.size
     still = math.sqrt(reach) <= 100 * _eps(state) * _size(state.x)
+    away = 0.0
+    if seen.off is not None and reach > 0:
+        away = math.sqrt(float(np.mean(seen.off)) * watch.unit.size / reach)
     right, larger = float(pooled.right) / window, float(np.mean(watch.adjoint))
     # Relative to z where the run started: where z itself has become small, so has its error.
     bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
-    return _judged(found, solver, bias, top, flat=_flat(state), still=still)
+    return _judged(found, solver, bias, away, top, flat=_flat(state), still=still)
+
+
+_OFF = (
+    "between projections x went too far from its set for what was seen there to count on it",
+    "take shorter steps on x, or upper_steps=1.",
+)
 
 
 def _judged(
-    found: Convergence, solver: Alternating, bias: float, top: float, *, flat: bool, still: bool
+    found: Convergence,
+    solver: Alternating,
+    bias: float,
+    away: float,
+    top: float,
+    *,
+    flat: bool,
+    still: bool,
 ) -> Convergence:
     """The statement that follows from the numbers, with the first reason that applies.
 
     - `bias`: the error of z, relative to z when |grad F| was largest.
+    - `away`: how far x was off its set between projections, relative to its longest way.
     - `top`: the largest |grad F|^2, also of times when y did not yet follow x.
     - `flat`: whether the lower level has no curvature.
     - `still`: whether x never moved.
@@ -139,7 +163,7 @@ def _judged(
             "the lower level was seen to bend down: it is not convex there",
             "add a term such as 0.5 * mu * sum(y**2) to the lower objective, or use damping=.",
         )
-    if value - 2 * error > TOLERANCE**2 * top and not still:
+    if value - 2 * error > TOLERANCE**2 * top and start > 0 and not still:
         share = min(math.sqrt(value / top), 1.0)
         return says(
             False,
@@ -150,10 +174,14 @@ def _judged(
         return says(False, *_lagging(found))
     if bias > 2 * TOLERANCE:
         return says(False, *_inexact(found, solver))
+    if away > 10 * TOLERANCE:
+        return says(False, *_OFF)
     if found.moving > _SETTLED:
         return says(None, *_lagging(found))
     if bias > TOLERANCE / 2:
         return says(None, *_inexact(found, solver))
+    if away > TOLERANCE:
+        return says(None, *_OFF)
     if value + 2 * error <= wanted or (still and error == 0):
         return says(True, f"|grad F| is at most {TOLERANCE:g} of what it was at its largest")
     if math.isinf(error):
@@ -208,8 +236,7 @@ def _eps(state: State) -> float:
 
 
 def _size(tree: Any) -> float:
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(tree)]
-    return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))
+    return math.hypot(*(np.linalg.norm(np.ravel(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def _flat(state: State) -> bool:

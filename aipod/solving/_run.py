@@ -16,7 +16,7 @@ from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
 from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
-from aipod.solving._convergence import convergence_of
+from aipod.solving._convergence import Convergence, convergence_of
 from aipod.solving._divergence import why_diverged
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
@@ -31,6 +31,7 @@ _CHUNK_SECONDS = 0.5
 # Counts inside a chunk are 32-bit; a limit above this is no limit for one chunk.
 _NO_LIMIT = 2**30
 _CLOCK = "_clock"
+_NOT_OK = Convergence(converged=False, reason="the run has failed")
 
 
 class Books(NamedTuple):
@@ -226,5 +227,5 @@ class Run:
             state=state,
             seconds=books.clock,
             problem=self.problem,
-            convergence=convergence_of(self.solver, state),
+            convergence=convergence_of(self.solver, state) if result.ok else _NOT_OK,
         )
