@@ -10,9 +10,10 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
+from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._state import State
-from aipod.algorithms._watch import Outcome, first_watch, watched
+from aipod.algorithms._watch import Outcome
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
 from aipod.slots._cost import Counts, rounds_of
 from aipod.slots._turn import Turn
@@ -185,7 +186,7 @@ class Alternating(eqx.Module):
             health=self.adjoint.health(adjoint),
             curvature=estimate,
         )
-        watch = watched(state.watch, problem, state.step, outcome)
+        watch = state.watch.after(problem, state.step, outcome)
         return State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
 
     def own(self, state: State) -> State:
@@ -223,7 +224,7 @@ def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree
         curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),
-        watch=first_watch(problem, x, y0, solver.upper.seen(upper)),
+        watch=PackedWatch.first(problem, x, y0, solver.upper.seen(upper)),
     )
 
 

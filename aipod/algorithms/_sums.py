@@ -49,21 +49,8 @@ class Sums(eqx.Module):
     @staticmethod
     def zero(x: Array, y: Array) -> "Sums":
         """Sums of nothing, in the shapes of numbers about x and about y."""
-        of_y = {name: y for name in ("drift", "moves", "left", "right")}
-        names = [field.name for field in dataclasses.fields(Sums)]
-        of_x = {name: x for name in names if name not in (*of_y, "steps")}
-        return Sums(steps=jnp.zeros((), jnp.int32), **of_x, **of_y)
-
-    def rescaled(self, ratio: Array) -> "Sums":
-        """In another unit, `ratio` times the old one."""
-        return dataclasses.replace(
-            self,
-            square=self.square * ratio**2,
-            along=self.along * ratio,
-            along_square=self.along_square * ratio**2,
-            along_path=self.along_path * ratio,
-            decrease=self.decrease * ratio**2,
-        )
+        of_x, of_y = dict.fromkeys(OF_X, x), dict.fromkeys(OF_Y, y)
+        return Sums(**of_x, **of_y)
 
     def plus(self, **terms: Array) -> "Sums":
         """With terms added, by name."""
@@ -99,3 +86,7 @@ class Sums(eqx.Module):
     def drifted(self) -> Array:
         """The squared displacement of y that is not explained by noise."""
         return jnp.where(2 * self.drift > self.moves, 2 * self.drift, 0.0)
+
+
+OF_Y = ("drift", "moves", "left", "right")
+OF_X = tuple(field.name for field in dataclasses.fields(Sums) if field.name not in OF_Y)

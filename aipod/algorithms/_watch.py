@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import axpy, inner
+from aipod._misc.tree import inner
 from aipod.algorithms._sums import Sums
 from aipod.problem import Bilevel, is_random
 from aipod.slots.adjoint import Health
@@ -70,28 +70,6 @@ class Watch(eqx.Module):
     curvature: Array
     noisy: Array
 
-    def numbers(self) -> "Watch":
-        """Without x and y, which are None."""
-        return dataclasses.replace(self, window_x=None, window_y=None, block_y=None)
-
-    def with_numbers(self, numbers: "Watch") -> "Watch":
-        """With the numbers of another one."""
-        return dataclasses.replace(
-            numbers, window_x=self.window_x, window_y=self.window_y, block_y=self.block_y
-        )
-
-    def own(self) -> "Watch":
-        """True for what belongs to one client, the numbers of its adjoint; False for the rest."""
-        mask: Any = jax.tree.map(lambda _: False, self)
-        now, before = (
-            dataclasses.replace(sums, left=True, right=True) for sums in (mask.now, mask.before)
-        )
-        return dataclasses.replace(mask, now=now, before=before, adjoint=True, bent=True)
-
-    def idle(self, step: Array) -> Array:
-        """Outer steps without a decrease of F; 0 unless a window has just ended."""
-        return jnp.where(self.began == step, step - jnp.max(self.improved), 0)
-
 
 class Outcome(eqx.Module):
     """What an outer step shows to the watch.
@@ -150,96 +128,44 @@ def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Wa
     )
 
 
-def watched(watch: Watch, problem: Bilevel, step: Array, outcome: Outcome) -> Watch:
-    """The watch after outer step `step`, counted from 0."""
+def window_length(began: Array) -> Array:
+    """The steps of a window that began at this one."""
+    return jnp.maximum(_SHORTEST, began // 10)
+
+
+def block_ends(watch_began: Array, block_began: Array, step: Array) -> tuple[Array, Array]:
+    """Whether the running block, and the window, end with outer step `step`, counted from 0."""
+    length = window_length(watch_began)
+    closes = step + 1 - watch_began >= length
+    return closes | (step + 1 - block_began >= length // _BLOCKS), closes
+
+
+def at_block_end(
+    watch: Watch, problem: Bilevel, step: Array, outcome: Outcome, closes: Array
+) -> Watch:
+    """With the moves of y in a block that has ended, and the window closed where `closes`."""
+    y = outcome.y
+
+    def dot(a: PyTree, b: PyTree) -> Array:
+        return inner(a, b, per_client=problem.lower_set.per_client)
+
+    last = jax.tree.map(jnp.subtract, y, watch.block_y)
+    earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
     noisy = is_random(problem.upper_samples) or is_random(problem.lower_samples)
-    length = jnp.maximum(_SHORTEST, watch.began // 10)
-    closes = step + 1 - watch.began >= length
-    block_closes = closes | (step + 1 - watch.block_began >= length // _BLOCKS)
     watch = dataclasses.replace(
-        _with_y(watch, problem, outcome, block_closes),
-        noisy=jnp.asarray(noisy),
-        block_began=jnp.where(block_closes, step + 1, watch.block_began),
-    )
-    if outcome.seen is not None and outcome.before is not None:
-        watch = _with_x(watch, problem, outcome, outcome.before, outcome.seen)
-    return _closed(watch, outcome, step, closes, noisy=noisy)
-
-
-def _with_y(watch: Watch, problem: Bilevel, outcome: Outcome, closes: Array) -> Watch:
-    """With what y and the adjoint add: y only at the end of a block."""
-    per_client, y = problem.lower_set.per_client, outcome.y
-
-    def dot(a: PyTree, b: PyTree) -> Array:
-        return inner(a, b, per_client=per_client)
-
-    def moved() -> tuple[Array, Array, Array]:
-        last = jax.tree.map(jnp.subtract, y, watch.block_y)
-        earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
-        return dot(earlier, last), dot(last, last), dot(y, y)
-
-    def still() -> tuple[Array, Array, Array]:
-        return jnp.zeros_like(watch.way), jnp.zeros_like(watch.way), watch.length
-
-    drift, moves, length = jax.lax.cond(closes, moved, still)
-    now, bent, health = watch.now.plus(drift=drift, moves=moves), watch.bent, outcome.health
-    if health is not None:
-        now, bent = now.plus(left=health.left, right=health.right), bent | health.bent
-    block_y = jax.tree.map(lambda a, b: jnp.where(closes, a, b), y, watch.block_y)
-    return dataclasses.replace(watch, now=now, bent=bent, block_y=block_y, length=length)
-
-
-def _with_x(watch: Watch, problem: Bilevel, outcome: Outcome, before: Seen, seen: Seen) -> Watch:
-    """With what the hypergradient adds, in units of the largest one."""
-
-    def dot(a: PyTree, b: PyTree) -> Array:
-        return inner(a, b, per_client=problem.upper_set.per_client)
-
-    h, point, always = seen.gradient, outcome.x, seen.fresh is None
-    fresh: Any = True if always else seen.fresh
-    if not always:
-        # Between projections x is off its set: h belongs to the point of the projection before.
-        ahead = jax.vmap(axpy) if problem.upper_set.per_client else axpy
-        point = ahead(outcome.new_x, seen.rate, h)
-
-    def when_fresh(value: Array) -> Array:
-        return value if always else jnp.where(fresh, value, jnp.zeros_like(value))
-
-    size = dot(h, h)
-    unit = jnp.maximum(watch.unit, when_fresh(jnp.sqrt(size)))
-    divisor = jnp.where(unit > 0, unit, 1.0)
-    ratio = jnp.where(unit > 0, watch.unit / divisor, 1.0)
-    moved: Any = jax.tree.map(jnp.subtract, point, watch.window_x)
-    along, path = when_fresh(dot(moved, h) / divisor), when_fresh(watch.path)
-    decrease = when_fresh(before.rate * dot(before.gradient, h) / divisor / divisor)
-    square = when_fresh(size / divisor / divisor)
-    now = watch.now.rescaled(ratio).plus(
-        steps=jnp.asarray(fresh, jnp.int32),
-        square=square,
-        along=along,
-        along_square=along**2,
-        along_path=along * path,
-        path=path,
-        path_square=path**2,
-        distance=when_fresh(dot(moved, moved)),
-        decrease=decrease,
-    )
-    return dataclasses.replace(
         watch,
-        now=now,
-        before=watch.before.rescaled(ratio),
-        path=watch.path + when_fresh(seen.rate),
-        unit=unit,
-        size=square if always else jnp.where(fresh, square, watch.size * ratio**2),
-        start=watch.start * ratio**2,
-        top=watch.top * ratio**2,
-        decrease=watch.decrease * ratio**2 + decrease,
+        now=watch.now.plus(drift=dot(earlier, last), moves=dot(last, last)),
+        block_y=y,
+        block_began=step + 1,
+        length=dot(y, y),
+        noisy=jnp.asarray(noisy),
     )
+    return _closed(watch, outcome, step, closes, noisy=noisy)
 
 
 def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy: bool) -> Watch:
     """With the running window closed, where it is long enough."""
-    now, count = watch.now, jnp.maximum(watch.now.steps, 1)
+    now, count = watch.now, jnp.maximum(watch.now.steps, 1.0)
     descends = now.decrease > _PROGRESS * watch.decrease
     if noisy:
         value, error = now.descent(watch.unit)

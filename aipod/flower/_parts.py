@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms import Alternating, State, Watch
+from aipod.algorithms import Alternating, PackedWatch, State
 
 
 def shared_leaves(solver: Alternating, state: State) -> dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ def forget_own(solver: Alternating, state: State) -> State:
 
 
 def model_leaves(
-    solver: Alternating, state: State, watch: Watch | None = None
+    solver: Alternating, state: State, watch: PackedWatch | None = None
 ) -> dict[str, np.ndarray]:
     """What is needed to evaluate a state, to account for it, and to say how it converges.
 

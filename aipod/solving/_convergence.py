@@ -73,7 +73,7 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
 
 
 def _measured(solver: Alternating, state: State, clients: int | None) -> Convergence:
-    watch: Any = jax.tree.map(np.asarray, state.watch)
+    watch: Any = jax.tree.map(np.asarray, state.watch).unpacked()
     seen = solver.upper.seen(state.upper)
     pooled = jax.tree.map(lambda a, b: np.mean(a + b), watch.now, watch.before)
     window = round(float(pooled.steps))
@@ -82,7 +82,8 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
         return Convergence(reason=why)
     unit, many = float(np.mean(watch.unit)), clients or watch.unit.size
     scale = unit**2 * many
-    if watch.noisy:
+    noisy = bool(np.any(watch.noisy))
+    if noisy:
         value, error = (float(found) for found in pooled.estimate(unit))
         value = min(value, float(pooled.square) / window) * scale
         error = error * scale if window >= _ENOUGH else math.inf
@@ -93,7 +94,7 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
         return Convergence()
     start = float(np.mean(watch.start)) * scale
     top = max(start, float(np.mean(watch.top)) * scale)
-    if not watch.noisy and int(watch.began) == 0:
+    if not noisy and int(watch.began) == 0:
         start = top = scale
     whole = float(np.mean(watch.decrease))
     way = float(natural_way(np.mean(watch.way), np.mean(watch.length)))

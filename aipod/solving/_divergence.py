@@ -29,7 +29,7 @@ def why_diverged(
     The curvature of the lower level is measured where the last window of steps began, when the
     numbers were still of a usual size, and at the last finite state.
     """
-    watch = state.watch
+    watch = state.watch.unpacked()
     if bool(np.any(np.asarray(watch.bent))):
         return _NOT_CONVEX
     x = state.x if watch.window_x is None else watch.window_x
