@@ -21,6 +21,8 @@ _BLOCKS = 8
 _PROGRESS = 1e-4
 # y is followed in a window that moves it, consistently, by at most this share of its whole way.
 _FOLLOWED = 0.5
+# The same for one block.
+_CALM = 0.5
 
 
 class Watch(eqx.Module):
@@ -34,8 +36,8 @@ class Watch(eqx.Module):
     - `unit`: the largest |h| so far.
     - `now`, `before`: the sums of the running window, and of the one before it.
     - `size`: |h|^2 of the last step, in units.
-    - `start`: the largest |grad F|^2 of a window in which y was followed, less three standard
-        errors, in units.
+    - `start`: the largest |grad F|^2 while y was followed, in units: without noise of a step, else
+        of a window and less several standard errors.
     - `decrease`: the predicted decrease of F so far, in units.
     - `way`: how far y has gone, window by window.
     - `length`: |y|^2 when the last block ended.
@@ -152,9 +154,16 @@ def at_block_end(
     last = jax.tree.map(jnp.subtract, y, watch.block_y)
     earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
     noisy = is_random(problem.upper_samples) or is_random(problem.lower_samples)
+    drift, moves = dot(earlier, last), dot(last, last)
+    if not noisy:
+        # Without noise one hypergradient is enough, once y no longer jumps.
+        here: Any = jax.tree.map(jnp.subtract, y, watch.window_y)
+        way = natural_way(watch.way + jnp.sqrt(dot(here, here)), dot(y, y))
+        calm = _alike(moves <= (_CALM * way) ** 2, watch.start)
+        watch = _started(watch, calm, watch.size)
     watch = dataclasses.replace(
         watch,
-        now=watch.now.plus(drift=dot(earlier, last), moves=dot(last, last)),
+        now=watch.now.plus(drift=drift, moves=moves),
         block_y=y,
         block_began=step + 1,
         length=dot(y, y),
@@ -165,18 +174,18 @@ def at_block_end(
 
 def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy: bool) -> Watch:
     """With the running window closed, where it is long enough."""
+    running = watch
     now, count = watch.now, jnp.maximum(watch.now.steps, 1.0)
     descends = now.decrease > _PROGRESS * watch.decrease
+    way = watch.way + jnp.sqrt(jnp.maximum(now.moves + 2 * now.drift, 0.0))
+    value = now.square / count
     if noisy:
         value, error = now.descent(watch.unit)
-        # Three, because the largest of many windows is taken.
-        sure = value - 3 * error
+        # Three errors, because the largest of many windows is taken; and a short one is worse.
+        sure = value - 3 * (1 + _SHORTEST / count) * error
+        followed = now.drifted() <= (_FOLLOWED * natural_way(way, watch.length)) ** 2
+        watch = _started(watch, _alike(followed, value), sure)
         descends = descends & (value > 2 * error)
-    else:
-        value = sure = now.square / count
-    way = watch.way + jnp.sqrt(jnp.maximum(now.moves + 2 * now.drift, 0.0))
-    followed = now.drifted() <= (_FOLLOWED * natural_way(way, watch.length)) ** 2
-    larger = _alike(followed, sure) & (sure > watch.start)
     curvature = watch.curvature
     if outcome.curvature is not None:
         curvature = outcome.curvature.astype(curvature.dtype)
@@ -188,15 +197,24 @@ def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy
         path=jnp.zeros_like(watch.path),
         now=jax.tree.map(jnp.zeros_like, now),
         before=now,
-        start=jnp.where(larger, sure, watch.start),
         top=jnp.maximum(watch.top, value),
         way=way,
         reach=jnp.maximum(watch.reach, now.distance / count),
-        adjoint=jnp.where(_alike(larger, way), now.right / count, watch.adjoint),
         improved=jnp.where(descends, step + 1, watch.improved),
         curvature=curvature,
     )
-    return jax.tree.map(lambda a, b: jnp.where(closes, a, b), closed, watch)
+    return jax.tree.map(lambda a, b: jnp.where(closes, a, b), closed, running)
+
+
+def _started(watch: Watch, sound: Array, value: Array) -> Watch:
+    """With a larger `start`, where the value is one and was measured under sound conditions."""
+    larger = sound & (value > watch.start)
+    right = watch.now.right / jnp.maximum(watch.now.steps, 1.0)
+    return dataclasses.replace(
+        watch,
+        start=jnp.where(larger, value, watch.start),
+        adjoint=jnp.where(_alike(larger, right), right, watch.adjoint),
+    )
 
 
 def _alike(truth: Array, like: Array) -> Array:

@@ -14,7 +14,7 @@ from aipod.algorithms import Alternating, State, natural_way
 TOLERANCE = 1e-2
 # y has settled when it moves, in the last window, by at most the first share of its whole way, and
 # has not when it moves by more than the second.
-_SETTLED, _MOVING = 2e-3, 2e-2
+_SETTLED, _MOVING = 1e-3, 2e-2
 # Fewer hypergradients than this say nothing about their noise.
 _ENOUGH = 8
 
@@ -30,7 +30,8 @@ class Convergence:
     - `stationarity`: ||grad F(x)||^2 in the P_x norm, as `aipod.stationarity` gives it exactly. Of
         the last step where the problem has no noise; else an estimate with its `standard_error`,
         which in a ball of noise is right to a factor of about 3.
-    - `start`: the largest value earlier in the run while y followed x, less three standard errors.
+    - `start`: the largest value earlier in the run while y followed x, less several standard
+        errors.
     - `trend`: the share of the whole predicted decrease of F that the last window made.
     - `window`: its outer steps.
     - `moving`: how far y still moved in it in one direction, as a share of its whole way.
@@ -192,6 +193,13 @@ def _judged(
             None,
             "no gradient stood out from the noise, at the start or later",
             "larger batches would tell more.",
+        )
+    if value - 2 * error > wanted:
+        return says(
+            None,
+            f"|grad F| is {min(math.sqrt(value / start), 1.0):.2g} of its largest since y follows "
+            "x, and less of what it was before",
+            _onward(found),
         )
     return says(
         None,
