@@ -150,8 +150,8 @@ _NOTHING = ("none", "one", 0)
 _ALL = [_RUNNING.get(name, _NOTHING) for name in _OF_X]
 _ALL += [_TERMS[name] for name in OF_X]
 _ALL += [("none", "one", _TERMS[name][2]) for name in OF_X]
-_LEFT, _RIGHT = (np.array([_BASE.index(term[i]) for term in _ALL]) for i in (0, 1))
-_POWER = np.array([term[2] for term in _ALL])
+_LEFT, _RIGHT = (np.array([_BASE.index(term[i]) for term in _ALL], np.int32) for i in (0, 1))
+_POWER = np.array([term[2] for term in _ALL], np.int32)
 _UNIT, _SIZE, _PATH = (_OF_X.index(name) for name in ("unit", "size", "path"))
 
 
@@ -188,7 +188,7 @@ def _with_x(
         value = value[..., None]
         return jnp.where(_POWER == 2, value**2, jnp.where(_POWER == 1, value, 1.0))
 
-    places = np.arange(len(_ALL))
+    places = np.arange(len(_ALL), dtype=np.int32)
     # The size is that of the last step; the others are sums.
     kept = jnp.where(places == _SIZE, 0.0, powers(ratio))
     new = old * kept + base[..., _LEFT] * base[..., _RIGHT] * powers(1 / divisor)

@@ -47,7 +47,8 @@ class Convergence:
     !!! example
         ```python
         solution = aipod.solve(problem, solver, x0, y0, 100, key=jax.random.key(0))
-        solution.convergence.stationarity, solution.convergence.standard_error
+        found: aipod.Convergence = solution.convergence
+        found.stationarity, found.standard_error, found.converged
         ```
     """
 
