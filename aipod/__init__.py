@@ -68,6 +68,7 @@ from aipod.slots.upper import LocalUpper as LocalUpper
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam
 from aipod.slots.upper import paced_adam as paced_adam
+from aipod.solving import Convergence as Convergence
 from aipod.solving import DivergedError as DivergedError
 from aipod.solving import History as History
 from aipod.solving import Ledger as Ledger

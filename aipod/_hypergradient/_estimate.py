@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
@@ -25,6 +26,9 @@ def hypergradient(
     key: PRNGKeyArray | None = None,
 ) -> PyTree:
     """grad F at x, as it is when y solves the lower level (`eq.F_grad`, `eq.y_grad`).
+
+    An adjoint that breaks down, such as conjugate gradients where the lower level bends down,
+    raises `RuntimeError`; inside jit, where nothing can be raised, the result is NaN.
 
     **Arguments:**
 
@@ -49,7 +53,15 @@ def hypergradient(
         problem, key = problem.expected(), jax.random.key(0)
     if is_concrete((x, y)):
         problem.check(x, y)
-    return _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, key)
+    found, state = _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, key)
+    failed = adjoint.failed(state)
+    if failed is None:
+        return found
+    if is_concrete(failed):
+        if bool(failed):
+            raise RuntimeError(adjoint.failure(state))
+        return found
+    return jax.tree.map(lambda leaf: jnp.where(failed, np.nan, leaf), found)
 
 
 def check_problem(problem: Any) -> None:
@@ -61,7 +73,7 @@ def check_problem(problem: Any) -> None:
 @eqx.filter_jit
 def _hypergradient(
     problem: Bilevel, x: PyTree, y: PyTree, adjoint: AbstractAdjoint, key: PRNGKeyArray
-) -> PyTree:
+) -> tuple[PyTree, PyTree]:
     upper_key, lower_key, adjoint_key, curvature_key = subkeys(key, 4)
     upper_batch = draw(problem.upper_samples, upper_key)
     lower_batch = draw(problem.lower_samples, lower_key)
@@ -70,6 +82,6 @@ def _hypergradient(
         start = curvature_init(y, problem.lower_set)
         _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
     turn = Turn(problem, x, y, Rates(step, curvature), adjoint_key)
-    z, _, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
+    z, state, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
     implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
-    return optax.tree.add(grad_x_upper(problem, x, y, upper_batch), implicit)
+    return optax.tree.add(grad_x_upper(problem, x, y, upper_batch), implicit), state

@@ -51,13 +51,22 @@ def exact_lower(
     check_steps(max_steps, "max_steps")
     y0 = as_arrays(_start(problem, x, y0))
     x = as_arrays(x)
-    y, size, scale, solved = _newton(problem.expected(), x, y0, max_steps)
+    y, size, scale, solved, bent = _newton(problem.expected(), x, y0, max_steps)
     if is_concrete(solved) and not bool(solved):
+        unsolved = (
+            f"the lower level was not solved: its projected gradient is still {float(size):.3g} "
+            f"(gradients here are near {float(scale):.3g})"
+        )
+        if bool(bent):
+            raise RuntimeError(
+                f"{unsolved}, where a Newton step met a direction in which the lower objective "
+                "does not bend up: it is not strongly convex in y on the set. Add a term such as "
+                "0.5 * mu * sum(y**2) to it; a better y0 may help."
+            )
         raise RuntimeError(
-            f"the lower level was not solved: after {max_steps} Newton steps its projected "
-            f"gradient is still {float(size):.3g} (gradients here are near {float(scale):.3g}). Is "
-            "the lower objective strongly convex in y on the set? aipod.check(problem, x, y, "
-            "key=...) tells; a better y0 may help."
+            f"{unsolved} after at most {max_steps} Newton steps. Is the lower objective strongly "
+            "convex in y on the set? aipod.check(problem, x, y, key=...) tells; a better y0 may "
+            "help."
         )
     return jax.tree.map(lambda leaf: jnp.where(solved, leaf, np.nan), y)
 
@@ -65,8 +74,11 @@ def exact_lower(
 @eqx.filter_jit
 def _newton(
     problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int
-) -> tuple[PyTree, Array, Array, Array]:
-    """Returns y, the norm of its projected gradient, a gradient scale, and whether it converged."""
+) -> tuple[PyTree, Array, Array, Array, Array]:
+    """Returns y, the norm of its projected gradient, a gradient scale, and whether it converged.
+
+    Last, whether the last Newton step met a direction without positive curvature.
+    """
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
     dtype = jnp.result_type(*jax.tree.leaves(y0))
@@ -80,13 +92,13 @@ def _newton(
         return gradient, optax.tree.norm(lower_set.cotangent(gradient))
 
     def newton(carry: tuple) -> tuple:
-        y, gradient, size, step, _ = carry
-        direction = solve_projected(
+        y, gradient, size, step, _, _ = carry
+        found = solve_projected(
             objective, problem, y, gradient, rtol=eps**0.75, atol=0.0, max_steps=None
-        ).value
+        )
 
         def move(length: Array) -> PyTree:
-            return cast_like(lower_set.project(axpy(y, -length, direction)), y)
+            return cast_like(lower_set.project(axpy(y, -length, found.value)), y)
 
         def shrink(length: Array) -> Array:
             return length / 2
@@ -102,22 +114,23 @@ def _newton(
         kept = jax.tree.map(
             lambda a, b: jnp.where(better, a, b), (new, new_gradient), (y, gradient)
         )
-        return (*kept, jnp.where(better, new_size, size), step + 1, better)
+        size = jnp.where(better, new_size, size)
+        return (*kept, size, step + 1, better, found.curvature <= 0)
 
     def going(carry: tuple) -> Array:
         return carry[4] & (carry[3] < max_steps)
 
     start = cast_like(lower_set.project(y0), y0)
     gradient, size = slope(start)
-    carry = (start, gradient, size, jnp.zeros((), int), size > 0)
-    y, gradient, size, _, _ = jax.lax.while_loop(going, newton, carry)
+    carry = (start, gradient, size, jnp.zeros((), int), size > 0, jnp.asarray(False))
+    y, gradient, size, _, _, bent = jax.lax.while_loop(going, newton, carry)
     # The scale that a zero gradient is measured against: its own part off the set, and its change
     # over a distance of the size of y (or 1). The start does not count, because a function without
     # a minimiser has small gradients far away too.
     ones = optax.tree.ones_like(y)
     across = optax.tree.norm(hessian_product(objective, y, ones)) / optax.tree.norm(ones)
     scale = jnp.maximum(optax.tree.norm(gradient), across * jnp.maximum(1.0, optax.tree.norm(y)))
-    return y, size, scale, size <= eps**0.6 * scale
+    return y, size, scale, size <= eps**0.6 * scale, bent
 
 
 def exact_hypergradient(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> PyTree:

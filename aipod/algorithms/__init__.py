@@ -5,6 +5,7 @@ from aipod.algorithms._e3 import E3AiPOD as E3AiPOD
 from aipod.algorithms._federated import FedAvg as FedAvg
 from aipod.algorithms._federated import FedNest as FedNest
 from aipod.algorithms._federated import LFedNest as LFedNest
+from aipod.algorithms._packed import PackedWatch as PackedWatch
 from aipod.algorithms._paper import AiPOD as AiPOD
 from aipod.algorithms._paper import E2AiPOD as E2AiPOD
 from aipod.algorithms._paper import EAiPOD as EAiPOD
@@ -16,3 +17,4 @@ from aipod.algorithms._table1 import SOBA as SOBA
 from aipod.algorithms._table1 import TTSA as TTSA
 from aipod.algorithms._table1 import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms._table1 import StocBiO as StocBiO
+from aipod.algorithms._watch import natural_way as natural_way

@@ -11,9 +11,10 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
+from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._state import State
-from aipod.algorithms._watch import Outcome, first_watch, watched
+from aipod.algorithms._watch import Outcome
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
 from aipod.slots._cost import Counts, rounds_of
 from aipod.slots._turn import Turn
@@ -192,10 +193,9 @@ class Alternating(eqx.Module):
             before=self.upper.seen(state.upper),
             seen=self.upper.seen(upper),
             health=self.adjoint.health(adjoint),
-            implicit=implicit,
             curvature=estimate,
         )
-        watch = watched(state.watch, problem, state.step, outcome)
+        watch = state.watch.after(problem, state.step, outcome)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         if estimate is not None and curvature is not None and problem.lower_set.per_client:
             new = _unless(curvature.estimate > _HASTY * estimate, new, state)
@@ -208,7 +208,8 @@ class Alternating(eqx.Module):
         """For each leaf of a state whether it belongs to one client; else all have the same."""
         common: Any = jax.tree.map(lambda _: False, state)
         lower, adjoint = self.lower.own(state.lower), self.adjoint.own(state.adjoint)
-        return dataclasses.replace(common, lower=lower, adjoint=adjoint)
+        watch = state.watch.own()
+        return dataclasses.replace(common, lower=lower, adjoint=adjoint, watch=watch)
 
     def remedy(self) -> str:
         """What to change when a run diverged: the step sizes to try, by name."""
@@ -263,7 +264,7 @@ def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree
         curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
         step=jnp.zeros((), jnp.int32),
         counts=Counts.zero(),
-        watch=first_watch(problem, x, y0, solver.upper.seen(upper)),
+        watch=PackedWatch.first(problem, x, y0, solver.upper.seen(upper)),
         moves=optax.tree.zeros_like((x, y0)) if solver.upper.needs_moves else None,
     )
 

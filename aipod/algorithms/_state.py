@@ -3,7 +3,7 @@
 import equinox as eqx
 from jaxtyping import Array, PyTree
 
-from aipod.algorithms._watch import Watch
+from aipod.algorithms._packed import PackedWatch
 from aipod.slots._cost import Counts
 from aipod.stepsize import CurvatureState
 
@@ -35,5 +35,5 @@ class State(eqx.Module):
     curvature: CurvatureState | None
     step: Array
     counts: Counts
-    watch: Watch
+    watch: PackedWatch
     moves: tuple[PyTree, PyTree] | None = None

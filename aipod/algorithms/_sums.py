@@ -30,7 +30,6 @@ class Sums(eqx.Module):
     - `drift`, `moves`: over blocks of steps, the displacement of y times that of the window so far;
         and its square.
     - `left`, `right`: of the adjoint's `Health`.
-    - `implicit`: |w|^2.
     """
 
     steps: Array
@@ -46,52 +45,48 @@ class Sums(eqx.Module):
     moves: Array
     left: Array
     right: Array
-    implicit: Array
 
     @staticmethod
     def zero(x: Array, y: Array) -> "Sums":
         """Sums of nothing, in the shapes of numbers about x and about y."""
-        of_y = {name: y for name in ("drift", "moves", "left", "right")}
-        names = [field.name for field in dataclasses.fields(Sums)]
-        of_x = {name: x for name in names if name not in (*of_y, "steps")}
-        return Sums(steps=jnp.zeros((), jnp.int32), **of_x, **of_y)
-
-    def rescaled(self, ratio: Array) -> "Sums":
-        """In another unit, `ratio` times the old one."""
-        return dataclasses.replace(
-            self,
-            square=self.square * ratio**2,
-            along=self.along * ratio,
-            along_square=self.along_square * ratio**2,
-            along_path=self.along_path * ratio,
-            decrease=self.decrease * ratio**2,
-        )
+        of_x, of_y = dict.fromkeys(OF_X, x), dict.fromkeys(OF_Y, y)
+        return Sums(**of_x, **of_y)
 
     def plus(self, **terms: Array) -> "Sums":
         """With terms added, by name."""
         return dataclasses.replace(self, **{k: getattr(self, k) + v for k, v in terms.items()})
 
     def descent(self, unit: Array) -> tuple[Array, Array]:
-        """|grad F|^2 as far as x descends along it, and its standard error.
+        """|grad F|^2 / unit^2 as far as x descends along it, and its standard error.
 
-        The regression of a_k on t_k through 0 and the errors of a_k, which are independent.
+        From the a_k as multiples of t_k, and their errors, which are independent.
         """
-        path = jnp.where(self.path > 0, self.path, 1.0)
-        slope = self.along / path
-        rest = self.along_square - 2 * slope * self.along_path + slope**2 * self.path_square
-        return -slope * unit, jnp.sqrt(jnp.maximum(rest, 0.0)) / path * unit
+        path = self.path * unit
+        path = jnp.where(path > 0, path, 1.0)
+        return -self.along / path, jnp.sqrt(self._scatter()) / path
 
-    def ball(self, unit: Array) -> Array:
-        """|grad F|^2 of a ball of noise around which x wanders; 0 while x descends."""
+    def _scatter(self) -> Array:
+        """The variance of `along`."""
+        slope = self.along / jnp.where(self.path > 0, self.path, 1.0)
+        rest = self.along_square - 2 * slope * self.along_path + slope**2 * self.path_square
+        return jnp.maximum(rest, 0.0)
+
+    def ball(self) -> Array:
+        """|grad F|^2 / unit^2 of a ball of noise in which x wanders; 0 while x descends."""
         spread = self.steps * self.distance
-        found = jnp.maximum(self.along, 0.0) ** 2 / jnp.where(spread > 0, spread, 1.0)
-        return _BALL * found * unit**2
+        excess = jnp.maximum(self.along**2 - self._scatter(), 0.0)
+        found = jnp.where(self.along > 0, excess, 0.0) / jnp.where(spread > 0, spread, 1.0)
+        return _BALL * found
 
     def estimate(self, unit: Array) -> tuple[Array, Array]:
-        """|grad F|^2 where h has noise, and the standard error."""
+        """|grad F|^2 / unit^2 where h has noise, and the standard error."""
         descent, error = self.descent(unit)
-        return jnp.maximum(descent, 0.0) + self.ball(unit), error
+        return jnp.maximum(descent, 0.0) + self.ball(), error
 
     def drifted(self) -> Array:
         """The squared displacement of y that is not explained by noise."""
-        return jnp.where(self.drift > self.moves, 2 * self.drift, 0.0)
+        return jnp.where(2 * self.drift > self.moves, 2 * self.drift, 0.0)
+
+
+OF_Y = ("drift", "moves", "left", "right")
+OF_X = tuple(field.name for field in dataclasses.fields(Sums) if field.name not in OF_Y)

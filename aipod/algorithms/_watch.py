@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import axpy, inner
+from aipod._misc.tree import inner
 from aipod.algorithms._sums import Sums
 from aipod.problem import Bilevel, is_random
 from aipod.slots.adjoint import Health
@@ -20,7 +20,9 @@ _BLOCKS = 8
 # F still decreases in a window that made at least this share of the whole predicted decrease.
 _PROGRESS = 1e-4
 # y is followed in a window that moves it, consistently, by at most this share of its whole way.
-_FOLLOWED = 0.25
+_FOLLOWED = 0.5
+# The same for one block.
+_CALM = 0.5
 
 
 class Watch(eqx.Module):
@@ -34,10 +36,14 @@ class Watch(eqx.Module):
     - `unit`: the largest |h| so far.
     - `now`, `before`: the sums of the running window, and of the one before it.
     - `size`: |h|^2 of the last step, in units.
-    - `start`: the largest |grad F|^2 of a window in which y was followed, less two standard errors,
-        in units.
+    - `start`: the largest |grad F|^2 while y was followed, in units: without noise of a step, else
+        of a window and less several standard errors.
     - `decrease`: the predicted decrease of F so far, in units.
     - `way`: how far y has gone, window by window.
+    - `length`: |y|^2 when the last block ended.
+    - `top`: the largest |grad F|^2 of any window, in units.
+    - `adjoint`: the mean of `right` in the window of `start`.
+    - `reach`: the largest mean of `distance` in a window.
     - `bent`: whether the lower level was seen to bend down.
     - `improved`: the last step at the end of a window in which F still decreased.
     - `curvature`: the estimate of the curvature when the last window ended.
@@ -57,6 +63,10 @@ class Watch(eqx.Module):
     start: Array
     decrease: Array
     way: Array
+    length: Array
+    top: Array
+    adjoint: Array
+    reach: Array
     bent: Array
     improved: Array
     curvature: Array
@@ -69,7 +79,6 @@ class Outcome(eqx.Module):
     - `x`, `new_x`, `y`: x before and after it, and y after it.
     - `before`, `seen`: what the upper slot saw in the step before and in this one.
     - `health`: of the adjoint.
-    - `implicit`: w.
     - `curvature`: the estimate that the step used.
     """
 
@@ -79,8 +88,15 @@ class Outcome(eqx.Module):
     before: Seen | None
     seen: Seen | None
     health: Health | None
-    implicit: PyTree
     curvature: Array | None
+
+
+def natural_way(way: Any, length: Any) -> Any:
+    """What moves of y are measured against: its way, unless it began too far away.
+
+    Then most of the way says nothing about the problem, and the size of y is used.
+    """
+    return jnp.minimum(way, jnp.maximum(3 * jnp.sqrt(length), way / 100))
 
 
 def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Watch:
@@ -103,6 +119,10 @@ def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Wa
         start=of_x,
         decrease=of_x,
         way=of_y,
+        length=of_y,
+        top=of_x,
+        adjoint=of_y,
+        reach=of_x,
         bent=jnp.zeros(of_y.shape, bool),
         improved=of_x.astype(jnp.int32),
         curvature=jnp.zeros(()),
@@ -110,105 +130,62 @@ def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Wa
     )
 
 
-def watched(watch: Watch, problem: Bilevel, step: Array, outcome: Outcome) -> Watch:
-    """The watch after outer step `step`, counted from 0."""
-    noisy = is_random(problem.upper_samples) or is_random(problem.lower_samples)
-    length = jnp.maximum(_SHORTEST, watch.began // 10)
-    closes = step + 1 - watch.began >= length
-    block_closes = closes | (step + 1 - watch.block_began >= length // _BLOCKS)
-    watch = dataclasses.replace(
-        _with_y(watch, problem, outcome, block_closes),
-        noisy=jnp.asarray(noisy),
-        block_began=jnp.where(block_closes, step + 1, watch.block_began),
-    )
-    if outcome.seen is not None and outcome.before is not None:
-        watch = _with_x(watch, problem, outcome, outcome.before, outcome.seen)
-    return _closed(watch, outcome, step, closes, noisy=noisy)
+def window_length(began: Array) -> Array:
+    """The steps of a window that began at this one."""
+    return jnp.maximum(_SHORTEST, began // 10)
 
 
-def _with_y(watch: Watch, problem: Bilevel, outcome: Outcome, closes: Array) -> Watch:
-    """With what y and the adjoint add: y only at the end of a block."""
-    per_client, y = problem.lower_set.per_client, outcome.y
-
-    def moved() -> tuple[Array, Array]:
-        last = jax.tree.map(jnp.subtract, y, watch.block_y)
-        earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
-        return inner(earlier, last, per_client=per_client), inner(last, last, per_client=per_client)
-
-    def still() -> tuple[Array, Array]:
-        return jnp.zeros_like(watch.way), jnp.zeros_like(watch.way)
-
-    drift, moves = jax.lax.cond(closes, moved, still)
-    now, bent, health = watch.now.plus(drift=drift, moves=moves), watch.bent, outcome.health
-    if health is not None:
-        now, bent = now.plus(left=health.left, right=health.right), bent | health.bent
-    block_y = jax.tree.map(lambda a, b: jnp.where(closes, a, b), y, watch.block_y)
-    return dataclasses.replace(watch, now=now, bent=bent, block_y=block_y)
+def block_ends(watch_began: Array, block_began: Array, step: Array) -> tuple[Array, Array]:
+    """Whether the running block, and the window, end with outer step `step`, counted from 0."""
+    length = window_length(watch_began)
+    closes = step + 1 - watch_began >= length
+    return closes | (step + 1 - block_began >= length // _BLOCKS), closes
 
 
-def _with_x(watch: Watch, problem: Bilevel, outcome: Outcome, before: Seen, seen: Seen) -> Watch:
-    """With what the hypergradient adds, in units of the largest one."""
+def at_block_end(
+    watch: Watch, problem: Bilevel, step: Array, outcome: Outcome, closes: Array
+) -> Watch:
+    """With the moves of y in a block that has ended, and the window closed where `closes`."""
+    y = outcome.y
 
     def dot(a: PyTree, b: PyTree) -> Array:
-        return inner(a, b, per_client=problem.upper_set.per_client)
+        return inner(a, b, per_client=problem.lower_set.per_client)
 
-    h, point, always = seen.gradient, outcome.x, seen.fresh is None
-    fresh: Any = True if always else seen.fresh
-    if not always:
-        # Between projections x is off its set: h belongs to the point of the projection before.
-        ahead = jax.vmap(axpy) if problem.upper_set.per_client else axpy
-        point = ahead(outcome.new_x, seen.rate, h)
-
-    def when_fresh(value: Array) -> Array:
-        return value if always else jnp.where(fresh, value, jnp.zeros_like(value))
-
-    size = dot(h, h)
-    unit = jnp.maximum(watch.unit, when_fresh(jnp.sqrt(size)))
-    divisor = jnp.where(unit > 0, unit, 1.0)
-    ratio = jnp.where(unit > 0, watch.unit / divisor, 1.0)
-    moved: Any = jax.tree.map(jnp.subtract, point, watch.window_x)
-    along, path = when_fresh(dot(moved, h) / divisor), when_fresh(watch.path)
-    decrease = when_fresh(before.rate * dot(before.gradient, h) / divisor / divisor)
-    square = when_fresh(size / divisor / divisor)
-    now = watch.now.rescaled(ratio).plus(
-        steps=jnp.asarray(fresh, jnp.int32),
-        square=square,
-        along=along,
-        along_square=along**2,
-        along_path=along * path,
-        path=path,
-        path_square=path**2,
-        distance=when_fresh(dot(moved, moved)),
-        decrease=decrease,
-    )
-    if outcome.implicit is not None:
-        now = now.plus(implicit=dot(outcome.implicit, outcome.implicit))
-    return dataclasses.replace(
+    last = jax.tree.map(jnp.subtract, y, watch.block_y)
+    earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
+    noisy = is_random(problem.upper_samples) or is_random(problem.lower_samples)
+    drift, moves = dot(earlier, last), dot(last, last)
+    if not noisy:
+        # Without noise one hypergradient is enough, once y no longer jumps.
+        here: Any = jax.tree.map(jnp.subtract, y, watch.window_y)
+        way = natural_way(watch.way + jnp.sqrt(dot(here, here)), dot(y, y))
+        calm = _alike(moves <= (_CALM * way) ** 2, watch.start)
+        watch = _started(watch, calm, watch.size)
+    watch = dataclasses.replace(
         watch,
-        now=now,
-        before=watch.before.rescaled(ratio),
-        path=watch.path + when_fresh(seen.rate),
-        unit=unit,
-        size=square if always else jnp.where(fresh, square, watch.size * ratio**2),
-        start=watch.start * ratio**2,
-        decrease=watch.decrease * ratio**2 + decrease,
+        now=watch.now.plus(drift=drift, moves=moves),
+        block_y=y,
+        block_began=step + 1,
+        length=dot(y, y),
+        noisy=jnp.asarray(noisy),
     )
+    return _closed(watch, outcome, step, closes, noisy=noisy)
 
 
 def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy: bool) -> Watch:
     """With the running window closed, where it is long enough."""
-    now, one = watch.now, jnp.ones(())
+    running = watch
+    now, count = watch.now, jnp.maximum(watch.now.steps, 1.0)
     descends = now.decrease > _PROGRESS * watch.decrease
-    if noisy:
-        value, error = now.estimate(one)
-        sure = value - 2 * error
-        descends = descends & (now.descent(one)[0] > 2 * error)
-    else:
-        sure = now.square / jnp.maximum(now.steps, 1)
     way = watch.way + jnp.sqrt(jnp.maximum(now.moves + 2 * now.drift, 0.0))
-    followed = now.drifted() <= (_FOLLOWED * way) ** 2
-    if followed.shape != watch.start.shape:
-        followed = jnp.all(followed)
+    value = now.square / count
+    if noisy:
+        value, error = now.descent(watch.unit)
+        # Three errors, because the largest of many windows is taken; and a short one is worse.
+        sure = value - 3 * (1 + _SHORTEST / count) * error
+        followed = now.drifted() <= (_FOLLOWED * natural_way(way, watch.length)) ** 2
+        watch = _started(watch, _alike(followed, value), sure)
+        descends = descends & (value > 2 * error)
     curvature = watch.curvature
     if outcome.curvature is not None:
         curvature = outcome.curvature.astype(curvature.dtype)
@@ -220,9 +197,26 @@ def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy
         path=jnp.zeros_like(watch.path),
         now=jax.tree.map(jnp.zeros_like, now),
         before=now,
-        start=jnp.where(followed, jnp.maximum(watch.start, sure), watch.start),
+        top=jnp.maximum(watch.top, value),
         way=way,
+        reach=jnp.maximum(watch.reach, now.distance / count),
         improved=jnp.where(descends, step + 1, watch.improved),
         curvature=curvature,
     )
-    return jax.tree.map(lambda a, b: jnp.where(closes, a, b), closed, watch)
+    return jax.tree.map(lambda a, b: jnp.where(closes, a, b), closed, running)
+
+
+def _started(watch: Watch, sound: Array, value: Array) -> Watch:
+    """With a larger `start`, where the value is one and was measured under sound conditions."""
+    larger = sound & (value > watch.start)
+    right = watch.now.right / jnp.maximum(watch.now.steps, 1.0)
+    return dataclasses.replace(
+        watch,
+        start=jnp.where(larger, value, watch.start),
+        adjoint=jnp.where(_alike(larger, right), right, watch.adjoint),
+    )
+
+
+def _alike(truth: Array, like: Array) -> Array:
+    """`truth` where numbers about x and y are of one shape; else whether it holds for all."""
+    return truth if truth.shape == like.shape else jnp.all(truth)

@@ -12,12 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms import State
+from aipod.algorithms import Alternating, State
 from aipod.flower._parts import with_model
 from aipod.flower._progress import Owed, Progress
 from aipod.problem import Bilevel
 from aipod.slots import Counts
-from aipod.solving import Checkpoints, History, Ledger, Price, Result, Solution, scalar_columns
+from aipod.solving import (
+    Checkpoints,
+    History,
+    Ledger,
+    Price,
+    Result,
+    Solution,
+    convergence_of,
+    scalar_columns,
+)
 
 Record = Callable[[PyTree, PyTree], Any]
 # Columns besides those of every run: exchanges, and per client the bytes that were sent, received,
@@ -29,7 +38,7 @@ _COUNTS = [field.name for field in dataclasses.fields(Counts)]
 class Book:
     """The server's memory of one run.
 
-    - `problem`, `state`: the empty problem, and the state that a run starts from.
+    - `problem`, `solver`, `state`: the empty problem, and the state that a run starts from.
     - `record`: (x, y) -> metrics of the mean model, which has a client axis of length 1.
     - `traffic`: () -> bytes up, down and aside so far, of all clients together.
     """
@@ -37,6 +46,7 @@ class Book:
     def __init__(
         self,
         problem: Bilevel,
+        solver: Alternating,
         state: State,
         record: Record | None,
         folder: str | os.PathLike[str] | None,
@@ -44,6 +54,7 @@ class Book:
         traffic: Callable[[], tuple[int, int, int]],
     ) -> None:
         self.problem, self.state = problem, state
+        self._solver, self._clients = solver, 1
         self.history, self.ledger = History({}), Ledger()
         self.clock = np.zeros(0)
         self._price = Price.of(problem, state, None)
@@ -66,7 +77,8 @@ class Book:
         """Adds a row to the history, from the mean of the clients' models after a step."""
         if step <= int(self.state.step):
             return
-        state = with_model(self.state, model)
+        state = with_model(self._solver, self.state, model)
+        self._clients = progress.clients or 1
         self.state = eqx.tree_at(lambda s: s.step, state, jnp.asarray(step, jnp.int32))
         # Counts have 32 bits and wrap around; so does their difference.
         with np.errstate(over="ignore"):
@@ -142,6 +154,7 @@ class Book:
         self._traffic_before = tuple(extra["traffic"])
         self._elapsed_before = extra["elapsed"]
         given = extra["progress"]
+        self._clients = given["clients"] or 1
         return Progress(
             run=given["run"],
             step=given["step"],
@@ -166,4 +179,5 @@ class Book:
             state=jax.tree.map(jnp.asarray, self.state),
             seconds=self.clock,
             problem=self.problem,
+            convergence=convergence_of(self._solver, self.state, self._clients),
         )

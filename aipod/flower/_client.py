@@ -131,7 +131,9 @@ class Session:
         def report() -> None:
             step = int(state.step)
             if step % int(words["every"]) == 0 or step == last:
-                model = model_leaves(state)
+                # What a client's adjoint has seen was never covered by noise: it stays here.
+                shown = state if self._guard is None else forget_own(self.solver, state)
+                model = model_leaves(self.solver, state, shown.watch)
                 arrays.update({f"model@{step}:{name}": leaf for name, leaf in model.items()})
 
         if 0 <= int(words["step"]) < int(state.step):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms import Alternating, State
+from aipod.algorithms import Alternating, PackedWatch, State
 
 
 def shared_leaves(solver: Alternating, state: State) -> dict[str, np.ndarray]:
@@ -51,25 +52,40 @@ def forget_own(solver: Alternating, state: State) -> State:
     )
 
 
-def model_leaves(state: State) -> dict[str, np.ndarray]:
-    """What is needed to evaluate a state and to account for it."""
+def model_leaves(
+    solver: Alternating, state: State, watch: PackedWatch | None = None
+) -> dict[str, np.ndarray]:
+    """What is needed to evaluate a state, to account for it, and to say how it converges.
+
+    `watch`: in place of the one in the state.
+    """
     found = {f"x{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state.x))}
     found |= {f"y{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state.y))}
     counts = [getattr(state.counts, field.name) for field in dataclasses.fields(state.counts)]
     found["counts"] = np.asarray(counts, np.int32)
     if state.curvature is not None:
         found["curvature"] = np.asarray(state.curvature.estimate)
-    return found
+    numbers = (state.watch if watch is None else watch).numbers()
+    found |= {f"watch{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(numbers))}
+    seen = solver.upper.seen(state.upper)
+    sizes = {} if seen is None else {"rate": seen.rate, "off": seen.off}
+    return found | {name: np.asarray(size) for name, size in sizes.items() if size is not None}
 
 
-def with_model(state: State, model: Mapping[str, np.ndarray]) -> State:
-    """The state with the x and y of a model."""
+def with_model(solver: Alternating, state: State, model: Mapping[str, np.ndarray]) -> State:
+    """The state with the x, the y and the numbers of a model."""
 
     def replaced(tree: PyTree, letter: str) -> PyTree:
         leaves, structure = jax.tree.flatten(tree)
         new = [jnp.asarray(model[f"{letter}{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(structure, new)
 
-    return eqx.tree_at(
-        lambda s: (s.x, s.y), state, (replaced(state.x, "x"), replaced(state.y, "y"))
-    )
+    x, y, watch = replaced(state.x, "x"), replaced(state.y, "y"), state.watch
+    watch = watch.with_numbers(replaced(watch.numbers(), "watch"))
+    state = eqx.tree_at(lambda s: (s.x, s.y, s.watch), state, (x, y, watch))
+    seen: Any = solver.upper.seen
+    if "rate" in model:
+        state = eqx.tree_at(lambda s: seen(s.upper).rate, state, jnp.asarray(model["rate"]))
+    if "off" in model:
+        state = eqx.tree_at(lambda s: seen(s.upper).off, state, jnp.asarray(model["off"]))
+    return state

@@ -52,7 +52,7 @@ class Expected:
     def __init__(self, solver: Alternating, state: State, terms: Terms) -> None:
         self._terms = terms
         self._shared = _kinds(shared_leaves(solver, state))
-        self._model = _kinds(model_leaves(state))
+        self._model = _kinds(model_leaves(solver, state))
         x, y = jax.tree.map(lambda leaf: leaf[0], (state.x, state.y))
         tables = empty_tables(x, y, [1] * len(TABLES))
         self._rows = _kinds({name: table.values[0] for name, table in tables.items()})

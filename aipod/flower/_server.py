@@ -97,7 +97,7 @@ def lead(
         "seed": str(terms.seed),
     }
     folder = _folder(start, places)
-    book = Book(empty_problem(), state, start.record, places.checkpoints, identity, traffic)
+    book = Book(empty_problem(), solver, state, start.record, places.checkpoints, identity, traffic)
     progress = book.load() if places.resume else None
     if progress is None:
         book.refuse_overwriting()

@@ -2,6 +2,8 @@
 
 from aipod.solving._checkpoint import CheckpointError as CheckpointError
 from aipod.solving._checkpoint import Checkpoints as Checkpoints
+from aipod.solving._convergence import Convergence as Convergence
+from aipod.solving._convergence import convergence_of as convergence_of
 from aipod.solving._history import History as History
 from aipod.solving._history import scalar_columns as scalar_columns
 from aipod.solving._ledger import PROJECTIONS as PROJECTIONS

@@ -35,6 +35,7 @@ class Limits(eqx.Module):
     every: Array
     projections: Array
     tolerance: dict[str, Array]
+    patience: Array | None
 
 
 class Chunk(eqx.Module):
@@ -46,6 +47,7 @@ class Chunk(eqx.Module):
     finite: Array
     culprit: Array
     converged: Array
+    flat: Array
 
 
 QUANTITIES = ("x", "y", "the lower level's correction", "the adjoint", "the upper optimiser")
@@ -106,11 +108,17 @@ def run_chunk(
     def spent(state: State) -> Array:
         return state.counts.projections >= limits.projections
 
+    def flat(state: State) -> Array:
+        """Whether F has not decreased for as long as `Stop(patience=)` says."""
+        if limits.patience is None:
+            return jnp.asarray(False)
+        return state.watch.idle(state.step) >= limits.patience
+
     def over(state: State) -> Array:
-        """Whether Python must take over the counts, or the projections are spent."""
+        """Whether Python must take over the counts, or one of the reasons to stop holds."""
         # Whether any count has reached FULL, a power of two: cheaper than their maximum.
         bits = functools.reduce(jnp.bitwise_or, jax.tree.leaves(state.counts))
-        return spent(state) | (bits >= FULL)
+        return spent(state) | flat(state) | (bits >= FULL)
 
     def steps_to(target: Array, state: State) -> State:
         return jax.lax.while_loop(
@@ -138,10 +146,10 @@ def run_chunk(
         start = (chunk.state, chunk.finite, chunk.culprit, jnp.asarray(STRIDE, jnp.int32))
         state, finite, culprit, _ = jax.lax.while_loop(going, advance, start)
         on_grid = state.step % limits.every == 0
-        last = (state.step == limits.final) | spent(state) | ~finite
+        last = (state.step == limits.final) | spent(state) | flat(state) | ~finite
         due = (on_grid | last) & (state.step > chunk.state.step)
         rows, converged = jax.lax.cond(due, write, lambda c, s: (c.rows, c.converged), chunk, state)
-        return Chunk(state, rows, chunk.count + due, finite, culprit, converged)
+        return Chunk(state, rows, chunk.count + due, finite, culprit, converged, flat(state))
 
     def write(chunk: Chunk, state: State) -> tuple[dict[str, Array], Array]:
         row = measured(record, state)
@@ -163,5 +171,7 @@ def run_chunk(
     yes, no = jnp.asarray(True), jnp.asarray(False)
     # Counts restart in each chunk, so that 32 bits suffice; Python keeps the totals.
     state = eqx.tree_at(lambda s: s.counts, state, Counts.zero())
-    chunk = Chunk(state, rows, jnp.zeros((), jnp.int32), yes, jnp.zeros((), jnp.int32), no)
+    chunk = Chunk(
+        state, rows, jnp.zeros((), jnp.int32), yes, jnp.zeros((), jnp.int32), no, flat(state)
+    )
     return jax.lax.while_loop(going, to_next_row, chunk)

@@ -8,17 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aipod.algorithms import Alternating, State
+from aipod.algorithms import Alternating, State, natural_way
 
 # |grad F| has to shrink to this share of what it was.
 TOLERANCE = 1e-2
 # y has settled when it moves, in the last window, by at most the first share of its whole way, and
 # has not when it moves by more than the second.
-_SETTLED, _MOVING = 1e-2, 5e-2
+_SETTLED, _MOVING = 1e-3, 2e-2
 # Fewer hypergradients than this say nothing about their noise.
 _ENOUGH = 8
-# A larger error of z than this has no meaning as a number.
-_LOST = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +30,8 @@ class Convergence:
     - `stationarity`: ||grad F(x)||^2 in the P_x norm, as `aipod.stationarity` gives it exactly. Of
         the last step where the problem has no noise; else an estimate with its `standard_error`,
         which in a ball of noise is right to a factor of about 3.
-    - `start`: the largest value earlier in the run while y followed x, less two standard errors.
+    - `start`: the largest value earlier in the run while y followed x, less several standard
+        errors.
     - `trend`: the share of the whole predicted decrease of F that the last window made.
     - `window`: its outer steps.
     - `moving`: how far y still moved in it in one direction, as a share of its whole way.
@@ -48,7 +47,8 @@ class Convergence:
     !!! example
         ```python
         solution = aipod.solve(problem, solver, x0, y0, 100, key=jax.random.key(0))
-        solution.convergence.stationarity, solution.convergence.standard_error
+        found: aipod.Convergence = solution.convergence
+        found.stationarity, found.standard_error, found.converged
         ```
     """
 
@@ -70,7 +70,12 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
 
     `clients`: how many there are, where the state is that of one of them.
     """
-    watch: Any = jax.tree.map(np.asarray, state.watch)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _measured(solver, state, clients)
+
+
+def _measured(solver: Alternating, state: State, clients: int | None) -> Convergence:
+    watch: Any = jax.tree.map(np.asarray, state.watch).unpacked()
     seen = solver.upper.seen(state.upper)
     pooled = jax.tree.map(lambda a, b: np.mean(a + b), watch.now, watch.before)
     window = round(float(pooled.steps))
@@ -79,18 +84,22 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
         return Convergence(reason=why)
     unit, many = float(np.mean(watch.unit)), clients or watch.unit.size
     scale = unit**2 * many
-    if watch.noisy:
-        value, error = (float(found) for found in pooled.estimate(1.0))
+    noisy = bool(np.any(watch.noisy))
+    if noisy:
+        value, error = (float(found) for found in pooled.estimate(unit))
         value = min(value, float(pooled.square) / window) * scale
         error = error * scale if window >= _ENOUGH else math.inf
     else:
         value, error = float(np.mean(watch.size)) * scale, 0.0
     error = math.hypot(error, _rounding(state, seen) * many)
+    if not math.isfinite(value):
+        return Convergence()
     start = float(np.mean(watch.start)) * scale
-    if not watch.noisy and int(watch.began) == 0:
-        start = scale
+    top = max(start, float(np.mean(watch.top)) * scale)
+    if not noisy and int(watch.began) == 0:
+        start = top = scale
     whole = float(np.mean(watch.decrease))
-    way = float(np.mean(watch.way))
+    way = float(natural_way(np.mean(watch.way), np.mean(watch.length)))
     drifted = math.sqrt(float(pooled.drifted()))
     found = Convergence(
         stationarity=value,
@@ -102,21 +111,45 @@ def convergence_of(solver: Alternating, state: State, clients: int | None = None
         adjoint=math.sqrt(max(pooled.left, 0.0) / pooled.right) if pooled.right > 0 else None,
         convex=not bool(np.any(watch.bent)),
     )
-    implicit = float(pooled.implicit) / window * many
-    still = float(np.mean(seen.rate)) * unit * int(state.step) <= 100 * _eps(state) * _size(state.x)
-    return _judged(found, solver, implicit, flat=_flat(state), still=still)
+    reach = max(float(np.mean(watch.reach)), float(pooled.distance) / window) * watch.unit.size
+    still = math.sqrt(reach) <= 100 * _eps(state) * _size(state.x)
+    away = 0.0
+    if seen.off is not None and reach > 0:
+        away = math.sqrt(float(np.mean(seen.off)) * watch.unit.size / reach)
+    right, larger = float(pooled.right) / window, float(np.mean(watch.adjoint))
+    # Relative to z where the run started: where z itself has become small, so has its error.
+    bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
+    return _judged(found, solver, bias, away, top, flat=_flat(state), still=still)
+
+
+_OFF = (
+    "between projections x went too far from its set for what was seen there to count on it",
+    "take shorter steps on x, or upper_steps=1.",
+)
 
 
 def _judged(
-    found: Convergence, solver: Alternating, implicit: float, *, flat: bool, still: bool
+    found: Convergence,
+    solver: Alternating,
+    bias: float,
+    away: float,
+    top: float,
+    *,
+    flat: bool,
+    still: bool,
 ) -> Convergence:
-    """The statement that follows from the numbers, with the first reason that applies."""
+    """The statement that follows from the numbers, with the first reason that applies.
+
+    - `bias`: the error of z, relative to z when |grad F| was largest.
+    - `away`: how far x was off its set between projections, relative to its longest way.
+    - `top`: the largest |grad F|^2, also of times when y did not yet follow x.
+    - `flat`: whether the lower level has no curvature.
+    - `still`: whether x never moved.
+    """
     value, error, start = found.stationarity, found.standard_error, found.start
     if value is None or error is None or start is None or found.moving is None:
         return found
     wanted = TOLERANCE**2 * start
-    wrong = 0.0 if found.adjoint is None else found.adjoint
-    bias = wrong**2 * (start if wrong > _LOST else min(implicit, start))
 
     def says(converged: bool | None, reason: str, advice: str = "") -> Convergence:
         return dataclasses.replace(found, converged=converged, reason=reason, advice=advice)
@@ -133,21 +166,25 @@ def _judged(
             "the lower level was seen to bend down: it is not convex there",
             "add a term such as 0.5 * mu * sum(y**2) to the lower objective, or use damping=.",
         )
-    if value - 2 * error > wanted and not still:
-        share = math.sqrt(value / start) if start > 0 else 1.0
+    if value - 2 * error > TOLERANCE**2 * top and start > 0 and not still:
+        share = min(math.sqrt(value / top), 1.0)
         return says(
             False,
-            f"|grad F| is {min(share, 1.0):.2g} of what it was at its largest",
+            f"|grad F| is {share:.2g} of what it was at its largest",
             _onward(found),
         )
     if found.moving > _MOVING:
         return says(False, *_lagging(found))
-    if bias > 4 * wanted:
+    if bias > 2 * TOLERANCE:
         return says(False, *_inexact(found, solver))
+    if away > 10 * TOLERANCE:
+        return says(False, *_OFF)
     if found.moving > _SETTLED:
         return says(None, *_lagging(found))
-    if bias > wanted / 4:
+    if bias > TOLERANCE / 2:
         return says(None, *_inexact(found, solver))
+    if away > TOLERANCE:
+        return says(None, *_OFF)
     if value + 2 * error <= wanted or (still and error == 0):
         return says(True, f"|grad F| is at most {TOLERANCE:g} of what it was at its largest")
     if math.isinf(error):
@@ -157,6 +194,13 @@ def _judged(
             None,
             "no gradient stood out from the noise, at the start or later",
             "larger batches would tell more.",
+        )
+    if value - 2 * error > wanted:
+        return says(
+            None,
+            f"|grad F| is {min(math.sqrt(value / start), 1.0):.2g} of its largest since y follows "
+            "x, and less of what it was before",
+            _onward(found),
         )
     return says(
         None,
@@ -202,8 +246,7 @@ def _eps(state: State) -> float:
 
 
 def _size(tree: Any) -> float:
-    leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(tree)]
-    return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))
+    return math.hypot(*(np.linalg.norm(np.ravel(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def _flat(state: State) -> bool:

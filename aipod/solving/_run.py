@@ -16,7 +16,8 @@ from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
 from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
-from aipod.solving._convergence import convergence_of
+from aipod.solving._convergence import Convergence, convergence_of
+from aipod.solving._divergence import why_diverged
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
 from aipod.solving._programs import Program
@@ -30,6 +31,7 @@ _CHUNK_SECONDS = 0.5
 # Counts inside a chunk are 32-bit; a limit above this is no limit for one chunk.
 _NO_LIMIT = 2**30
 _CLOCK = "_clock"
+_NOT_OK = Convergence(converged=False, reason="the run has failed")
 
 
 class Books(NamedTuple):
@@ -120,13 +122,14 @@ class Run:
         left = _NO_LIMIT
         if self.stop.projections is not None:
             left = min(left, self.stop.projections - self.books.ledger.projections)
-        tolerance = self.stop.tolerance or {}
+        tolerance, patience = self.stop.tolerance or {}, self.stop.patience
         return Limits(
             end=to_device(end, np.int32),
             final=to_device(self.steps, np.int32),
             every=to_device(self.every, np.int32),
             projections=to_device(left, np.int32),
             tolerance={name: to_device(value) for name, value in tolerance.items()},
+            patience=None if patience is None else to_device(patience, np.int32),
         )
 
     def to_the_end(self, front: Any) -> Solution:
@@ -178,6 +181,8 @@ class Run:
             return books, Result.diverged
         if bool(chunk.converged):
             return books, Result.converged
+        if bool(chunk.flat):
+            return books, Result.plateau
         limit = self.stop.projections
         if limit is not None and books.ledger.projections >= limit:
             return books, Result.out_of_projections
@@ -203,10 +208,15 @@ class Run:
             except ValueError as error:
                 result, message = Result.infeasible, f"{Result.infeasible.value} {error}"
         else:
-            message = (
+            cause, remedy = why_diverged(self.problem, self.solver, state, self.key)
+            words = (
                 f"diverged at outer step {step + 1}: {self._culprit} became NaN or infinite; the "
-                f"state after step {step} is kept. {self.solver.remedy()}"
+                f"state after step {step} is kept.",
+                cause,
+                remedy,
+                self.solver.remedy(),
             )
+            message = " ".join(word for word in words if word)
         return Solution(
             x=state.x,
             y=state.y,
@@ -217,5 +227,5 @@ class Run:
             state=state,
             seconds=books.clock,
             problem=self.problem,
-            convergence=convergence_of(self.solver, state),
+            convergence=convergence_of(self.solver, state) if result.ok else _NOT_OK,
         )

@@ -77,7 +77,13 @@ def solve(
     _check_outside(problem, x0, y0, key)
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder to go on from.")
-    run = Run(problem, solver, solver.init(problem, x0, y0), key, record, every, steps, stop)
+    state = solver.init(problem, x0, y0)
+    if stop.patience is not None and solver.upper.seen(state.upper) is None:
+        raise ValueError(
+            "Stop: patience needs an upper slot that answers `seen`, which "
+            f"{type(solver.upper).__name__} does not: use Stop(tolerance=) with a record."
+        )
+    run = Run(problem, solver, state, key, record, every, steps, stop)
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             check_positive(checkpoint_seconds, "checkpoint_seconds")

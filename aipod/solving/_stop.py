@@ -15,6 +15,9 @@ class Stop:
     - `projections`: projections of all kinds together.
     - `tolerance`: {metric: value}; ends at the first recorded step where every named metric that
         `record` returns is at most its value.
+    - `patience`: outer steps without a decrease of F. About each tenth of the run so far is looked
+        at as one: F decreases in it where the hypergradients predict a decrease that is beyond its
+        noise, two standard errors, and at least 1e-4 of that of the whole run.
 
     !!! example
         ```python
@@ -26,9 +29,10 @@ class Stop:
     seconds: float | None = None
     projections: int | None = None
     tolerance: Mapping[str, float] | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "projections"):
+        for name in ("steps", "projections", "patience"):
             if getattr(self, name) is not None:
                 check_steps(getattr(self, name), f"Stop: {name}")
         if self.seconds is not None:

@@ -23,7 +23,7 @@ from aipod._misc.keys import round_key, subkeys
 from aipod.experiments import load
 from aipod.experiments.config import read, resolve
 from aipod.experiments.execute import Prepared
-from aipod.flower import _coordinator
+from aipod.flower import _book, _coordinator
 from aipod.flower._combine import combine
 from aipod.flower._local import Worker, initial_state
 from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL, Table, empty_tables
@@ -185,6 +185,27 @@ E3 = aipod.E3AiPOD(
     adjoint_steps=2,
     damping=0.0,
 )
+
+
+def test_the_server_says_of_its_convergence_what_the_simulation_says(ridge, tmp_path, monkeypatch):
+    """The numbers travel with the models, also over a restart of the server."""
+    said, solution = [], _book.Book.solution
+
+    def listened(book, *arguments):
+        said.append(solution(book, *arguments).convergence)
+        return solution(book, *arguments)
+
+    monkeypatch.setattr(_book.Book, "solution", listened)
+    for steps in (12, 24):
+        config = {"outer-steps": steps, "every": 6, "resume-from": str(tmp_path / "checkpoints")}
+        serve(ridge, E3, tmp_path, config if steps > 12 else {"outer-steps": 12, "every": 6})
+        simulated = aipod.solve(
+            *(ridge[0], E3, *ridge[1:], steps), key=jax.random.key(SEED)
+        ).convergence
+        assert said[-1].stationarity == pytest.approx(simulated.stationarity, rel=1e-6)
+        assert simulated.stationarity > 0
+        for name in ("converged", "reason", "advice", "window", "convex"):
+            assert getattr(said[-1], name) == getattr(simulated, name)
 
 
 class Scripted(Consensus):

@@ -472,7 +472,7 @@ def test_numbers_that_cannot_be_averaged_leave_the_last_finite_model(ridge, tmp_
             made = changed(message, reply, spoiled)
             parcel = from_records(made.content)
             leaves = {
-                k: v * number if k.startswith("model@") and v.dtype.kind == "f" else v
+                k: np.full_like(v, number) if k.startswith("model@") and v.dtype.kind == "f" else v
                 for k, v in parcel.arrays.items()
             }
             return changed(message, made, lambda p: dataclasses.replace(p, arrays=leaves))

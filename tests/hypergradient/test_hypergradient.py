@@ -425,3 +425,48 @@ def test_a_set_of_one_point_leaves_only_the_coupling():
     np.testing.assert_allclose(aipod.exact_lower(problem, x), solution, atol=1e-10)
     expected = -np.linalg.solve(A, H).T @ np.cos(solution)
     np.testing.assert_allclose(aipod.exact_hypergradient(problem, x), expected, atol=1e-9)
+
+
+def _bent(sign):
+    problem = aipod.Bilevel(
+        lambda x, y, _: jnp.sum(x * y) + jnp.sum(y**3),
+        lambda x, y, _: 0.5 * jnp.sum(jnp.array([1.0, sign]) * y**2) - x @ y,
+    )
+    return problem, jnp.array([1.0, 2.0]), jnp.array([0.5, 1.0])
+
+
+@pytest.mark.parametrize("sign", [-1.0, 0.0])
+def test_conjugate_gradients_that_break_down_say_so(sign):
+    problem, x, y = _bent(sign)
+    with pytest.raises(RuntimeError, match="does not bend up"):
+        aipod.hypergradient(problem, x, y)
+    inside = jax.jit(lambda x: aipod.hypergradient(problem, x, y))(x)
+    assert np.all(np.isnan(inside))
+    for function in (aipod.exact_lower, aipod.exact_hypergradient, aipod.stationarity):
+        with pytest.raises(RuntimeError, match="does not bend up"):
+            function(problem, x, y)
+
+
+def test_a_saddle_still_has_a_hypergradient_by_a_dense_solve():
+    problem, x, y = _bent(-1.0)
+    slope = x + 3 * y**2
+    # z = slope / (1, -1), w = z since grad_xy g = -I.
+    wanted = y + slope / jnp.array([1.0, -1.0])
+    found = aipod.hypergradient(problem, x, y, aipod.Direct())
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    problem, x, y = _bent(0.0)
+    with pytest.raises(RuntimeError, match="singular"):
+        aipod.hypergradient(problem, x, y, aipod.Direct())
+
+
+def test_conjugate_gradients_that_stall_say_how_far_they_came():
+    """Curvatures over 14 powers of ten in single precision."""
+    curvature = jnp.asarray(np.geomspace(1e-12, 1e2, 40), jnp.float32)
+    problem = aipod.Bilevel(
+        lambda x, y, _: jnp.sum(x * y), lambda x, y, _: 0.5 * jnp.sum(curvature * (y - x) ** 2)
+    )
+    ones = jnp.ones(40, jnp.float32)
+    with pytest.raises(RuntimeError, match=r"stalled at a relative residual of (0\.[0-9]+|1),"):
+        aipod.hypergradient(problem, ones, ones)
+    few = aipod.ConjugateGradient(max_steps=3)
+    assert np.all(np.isfinite(aipod.hypergradient(problem, ones, ones, few)))

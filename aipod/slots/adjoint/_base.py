@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
@@ -24,7 +24,7 @@ class AbstractAdjoint(eqx.Module):
     when it keeps something from one outer step to the next, `draws` when it wants the features of
     a `Composite` computed once, `deferred` and `settle` when a projection waits for the end of the
     outer step, `own` when a part of its state belongs to a client, `health` when it knows how far
-    the system was solved.
+    the system was solved, `failed` when a solve can break down.
 
     !!! example
         ```python
@@ -69,6 +69,14 @@ class AbstractAdjoint(eqx.Module):
         """How the last solve went; None where the slot does not know."""
         return None
 
+    def failed(self, state: PyTree) -> Array | None:
+        """Whether the last solve broke down, so that z means nothing; None where it cannot."""
+        return None
+
+    def failure(self, state: PyTree) -> str:
+        """Why it did, and the remedy, in a sentence."""
+        return "the adjoint could not be solved."
+
     def remedy(self, off: float) -> str:
         """What to change when z is `off` by this share of its size."""
         return "solve the adjoint further: with more steps, or by aipod.ConjugateGradient()."
@@ -95,6 +103,13 @@ class AbstractAdjoint(eqx.Module):
     def own(self, state: PyTree) -> PyTree:
         """For each leaf of the state whether it belongs to one client; else all have the same.
 
-        By default all clients have the same.
+        By default all clients have the same but for `health`, which is each one's own.
         """
-        return jax.tree.map(lambda _: False, state)
+        return self.own_health(jax.tree.map(lambda _: False, state))
+
+    def own_health(self, mask: PyTree) -> PyTree:
+        """A mask like a state, with True for what `health` finds in it."""
+        mine = self.health(mask)
+        if mine is None:
+            return mask
+        return eqx.tree_at(self.health, mask, jax.tree.map(lambda _: True, mine))

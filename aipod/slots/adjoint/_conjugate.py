@@ -1,5 +1,6 @@
 """Conjugate gradients on the projected Hessian."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.slots.adjoint._iterate import conjugate_gradients
 from aipod.stepsize import check_not_negative, check_steps
+
+# A relative residual that no tolerance asks for.
+_STALLED = 1e-2
 
 
 class ConjugateGradient(AbstractAdjoint):
@@ -52,6 +56,30 @@ class ConjugateGradient(AbstractAdjoint):
     def health(self, state: PyTree) -> Health | None:
         return state
 
+    def failed(self, state: PyTree) -> Array | None:
+        return jnp.any(state.bent) | jnp.any(state.left > self._most**2 * state.right)
+
+    @property
+    def _most(self) -> float:
+        """The relative residual above which the iteration has failed, not only stopped early."""
+        return math.inf if self.max_steps is not None else max(_STALLED, 100 * self.rtol)
+
+    def failure(self, state: PyTree) -> str:
+        if bool(jnp.any(state.bent)):
+            return (
+                "conjugate gradients met a direction in which the lower level does not bend up: it "
+                "is not strongly convex in y there. Add a term such as 0.5 * mu * sum(y**2) to the "
+                "lower objective, set ConjugateGradient(damping=...), or use aipod.Direct(), which "
+                "needs no convexity."
+            )
+        left = float(jnp.sqrt(jnp.max(state.left / state.right)))
+        return (
+            f"conjugate gradients stalled at a relative residual of {left:.2g}, where "
+            f"{float(self.rtol):.2g} was asked for: the lower level is too ill-conditioned for the "
+            "precision. Use float64 (jax.config.update('jax_enable_x64', True)), or set "
+            "ConjugateGradient(damping=...)."
+        )
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         problem, x, y = turn.problem, turn.x, turn.y
         batch = draw(problem.lower_samples, turn.key)
@@ -66,7 +94,9 @@ class ConjugateGradient(AbstractAdjoint):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        state = health_of(y, problem.lower_set, found.left**2, 1.0, found.curvature <= 0)
+        right = found.right**2
+        left = found.left**2 * right
+        state = health_of(y, problem.lower_set, left, right, found.curvature <= 0)
         return found.value, state, turn.lower_cost(2 * found.steps + 2, lower_draws=1)
 
 
@@ -75,8 +105,8 @@ class Solved(NamedTuple):
 
     - `value`: z.
     - `steps`: products with G.
-    - `left`: the norm of the residual, relative to the right-hand side; below `wanted` where the
-        iteration reached its tolerance.
+    - `left`: the norm of the residual, relative to the right-hand side.
+    - `right`: the norm of the right-hand side.
     - `curvature`: the smallest curvature of G that was met, in units of the one along the
         right-hand side; not positive where the lower level is not convex along Ker A.
     """
@@ -84,7 +114,7 @@ class Solved(NamedTuple):
     value: PyTree
     steps: Array
     left: Array
-    wanted: Array
+    right: Array
     curvature: Array
 
 
@@ -125,12 +155,11 @@ def solve_projected(
     floor = 50 * float(jnp.finfo(size.dtype).eps)
     if max_steps is None:
         max_steps = 10 * sum(leaf.size for leaf in jax.tree.leaves(y))
-    wanted = jnp.maximum(jnp.maximum(rtol, atol / unit), floor)
     found = conjugate_gradients(
         matvec,
         optax.tree.scale(1 / unit, right),
-        tolerance=wanted,
+        tolerance=jnp.maximum(jnp.maximum(rtol, atol / unit), floor),
         max_steps=min(max_steps, 2**31 - 1),
     )
     z = optax.tree.scale(unit / scale, lower_set.tangent(found.value))
-    return Solved(cast_like(z, y), found.steps, found.residual, wanted, found.curvature)
+    return Solved(cast_like(z, y), found.steps, found.residual, size, found.curvature)

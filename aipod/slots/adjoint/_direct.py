@@ -56,6 +56,15 @@ class Direct(AbstractAdjoint):
     def health(self, state: PyTree) -> Health | None:
         return state
 
+    def failed(self, state: PyTree) -> Array | None:
+        return jnp.any(state.left > 0)
+
+    def failure(self, state: PyTree) -> str:
+        return (
+            "the Hessian of the lower level is singular along the set: add a term such as "
+            "0.5 * mu * sum(y**2) to the lower objective, or set Direct(damping=...)."
+        )
+
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         problem, x, y = turn.problem, turn.x, turn.y
         batch = draw(problem.lower_samples, turn.key)
@@ -77,5 +86,7 @@ class Direct(AbstractAdjoint):
         z = basis @ jnp.linalg.solve(matrix, right)
         # z' G z = z' right; a singular matrix gives infinities, which solve nothing.
         solved = jnp.all(jnp.isfinite(z))
-        state = health_of(turn.y, problem.lower_set, ~solved, 1.0, z @ right < 0)
+        size = right @ right
+        left = jnp.where(solved, 0.0, size)
+        state = health_of(turn.y, problem.lower_set, left, size, z @ right < 0)
         return restore(z), state, turn.lower_cost(flat.size + 1, lower_draws=1)

@@ -13,10 +13,10 @@ from aipod.sets import AbstractSet
 class Health(eqx.Module):
     """How far off z was in the last outer step, as far as the slot can tell.
 
-    - `left`, `right`: the squared size of what z misses, and of z; or of the residual of
-        P G z = P grad_y f, and of its right-hand side. Their quotient is 0 for an exact solve. Two
-        numbers, so that their means over many steps give a quotient without the noise of single
-        steps. Both 0 where a step has nothing to say. In a federation one of each for each client.
+    - `left`, `right`: left / right is the square of the relative error of z, or of the residual of
+        P G z = P grad_y f, and `right` the squared size of its right-hand side. Two numbers, so
+        that their means over many steps give a quotient without the noise of single steps. Both 0
+        where a step has nothing to say. In a federation one of each for each client.
     - `bent`: whether G has been seen to bend down: then the lower level is not convex there.
     """
 

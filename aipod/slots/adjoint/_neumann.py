@@ -98,11 +98,7 @@ class Neumann(AbstractAdjoint):
                 product = optax.tree.add_scale(product, self.damping, v)
             return average(n, axpy(v, -eta, product))
 
-        def size(v: PyTree, other: PyTree) -> Array:
-            return inner(v, other, per_client=lower_set.per_client)
-
-        right = size(first, first)
-        curved = (jnp.ones_like(right), jnp.ones_like(right))
+        before = first
         if self.random:
             factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
             last = jax.lax.fori_loop(1, factors + 1, factor, first)
@@ -110,26 +106,34 @@ class Neumann(AbstractAdjoint):
         else:
             factors = jnp.asarray(self.steps - 1, jnp.int32)
 
-            def body(n: Array, carry: tuple[PyTree, PyTree, Any]) -> tuple[PyTree, PyTree, Any]:
-                v, total, (least, newest) = carry
-                new = factor(n, v)
-                # eta v' G v / v' v; what rounding leaves of a series that is done says nothing.
-                whole = size(v, v)
-                quotient = 1 - size(v, new) / jnp.where(whole > 0, whole, 1.0)
-                newest = jnp.where(whole > _DONE * right, quotient, newest)
-                return new, optax.tree.add(total, new), (jnp.minimum(least, newest), newest)
+            def body(n: Array, carry: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+                v = factor(n, carry[0])
+                return v, optax.tree.add(carry[1], v), carry[0]
 
-            start = (first, first, curved)
-            last, total, curved = jax.lax.fori_loop(1, self.steps, body, start)
+            start = (first, first, first)
+            last, total, before = jax.lax.fori_loop(1, self.steps, body, start)
             z = optax.tree.scale(eta, total)
-        state = self._seen(turn, size(last, last) * eta**2, size(z, z), *curved)
+        state = self._seen(turn, first, before, last, z)
         projections = 0 if self.local else factors + 1
         cost = turn.lower_cost(projections, lower_draws=factors)
         return cast_like(z, y), state, cost
 
-    def _seen(self, turn: Turn, last: Array, whole: Array, least: Array, newest: Array) -> Health:
+    def _seen(self, turn: Turn, first: PyTree, before: PyTree, last: PyTree, z: PyTree) -> Health:
         """The terms left out, had they gone on to shrink as the last one did."""
+        lower_set = turn.problem.lower_set
         if self.random or self.steps == 1:
-            last = whole = jnp.zeros_like(last)
-        rest = jnp.maximum(1 - newest, 0.0) / jnp.maximum(newest, _DOWN)
-        return health_of(turn.y, turn.problem.lower_set, last * rest**2, whole, least < -_DOWN)
+            return healthy(turn.y, lower_set)
+
+        def size(v: PyTree, other: PyTree) -> Array:
+            return inner(v, other, per_client=lower_set.per_client)
+
+        def quotient(a: Array, b: Array) -> Array:
+            return a / jnp.where(b > 0, b, 1.0)
+
+        right, whole = size(first, first), size(before, before)
+        # eta v' G v / v' v; what rounding leaves of a series that is done says nothing.
+        done = whole <= _DONE * right
+        curvature = jnp.where(done, 1.0, 1 - quotient(size(before, last), whole))
+        rest = jnp.maximum(1 - curvature, 0.0) / jnp.maximum(curvature, _DOWN)
+        missing = quotient(size(last, last), size(z, z)) * (turn.lr(self.lr) * rest) ** 2
+        return health_of(turn.y, lower_set, missing * right, right, curvature < -_DOWN)

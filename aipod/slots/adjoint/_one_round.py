@@ -117,7 +117,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         return state.health
 
     def own(self, state: PyTree) -> PyTree:
-        return only_correction(state)
+        return self.own_health(only_correction(state))
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.problem.lower_set

@@ -108,7 +108,8 @@ class ProxSkipAdjoint(AbstractAdjoint):
         return state.health if self.warm else state
 
     def own(self, state: PyTree) -> PyTree:
-        return only_correction(state) if self.warm else jax.tree.map(lambda _: False, state)
+        mask = only_correction(state) if self.warm else jax.tree.map(lambda _: False, state)
+        return self.own_health(mask)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         start = state if self.warm else warm_start(turn.y, self.damping)

@@ -83,7 +83,7 @@ class DifferenceStep(AbstractUpper):
         if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, through, batch)
-            seen = by_optimizer(state.seen, upper_set, along, x, new)
+            seen = by_optimizer(state.seen, problem.upper_set, along, x, new)
             return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, lower_draws=1)
         lr = turn.lr(self.lr)
         new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)

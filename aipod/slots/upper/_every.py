@@ -84,12 +84,12 @@ class EveryStep(AbstractUpper):
         if self.optimizer is not None:
             along = cast_like(upper_set.tangent(direction), x)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
-            seen = by_optimizer(state.seen, upper_set, along, x, new)
+            seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
             return new, UpperState(own, seen, known), turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
         new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
-        if upper_set.constrained:
+        if turn.problem.upper_set.constrained:
             seen = by_difference(state.seen, x, new, lr)
         else:
             seen = by_direction(state.seen, direction, lr)

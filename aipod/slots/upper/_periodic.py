@@ -1,5 +1,6 @@
 """One step each time, projected now and then: the upper level of E2-AiPOD."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from aipod._misc.tree import axpy, cast_like
+from aipod._misc.tree import axpy, cast_like, inner
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
@@ -80,11 +81,14 @@ class Periodic(AbstractUpper):
             new = cast_like(upper_set.for_round(turn.round_key).project(moved), moved)
             # The first projection comes after one step, the others after T of them.
             length = lr * jnp.where(turn.step == 0, 1, self.steps)
-            return new, by_difference(state.seen, state.landed, new, length), new
+            seen = by_difference(state.seen, state.landed, new, length)
+            apart: Any = jax.tree.map(jnp.subtract, moved, new)
+            off = inner(apart, apart, per_client=upper_set.per_client).astype(seen.rate.dtype)
+            return new, dataclasses.replace(seen, off=off), new
 
         def skipped() -> PyTree:
             return moved, state.seen, state.landed
 
         new, seen, landed = jax.lax.cond(due, projected, skipped)
-        seen = Seen(seen.gradient, seen.rate, due, difference=True)
+        seen = dataclasses.replace(seen, fresh=due)
         return new, UpperState(None, seen, landed=landed), turn.upper_cost(due.astype(jnp.int32))

@@ -1,5 +1,6 @@
 """What an upper slot lets others see: the projected hypergradient that it has just used."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -20,12 +21,14 @@ class Seen(eqx.Module):
     - `gradient`: P_x (grad_x f + w), or (x - x_new) / alpha where only the new x is projected.
     - `rate`: how far x moved along it: for a plain step alpha.
     - `fresh`: whether the last outer step gave a new one; None where every step does.
+    - `off`: where projections are skipped, the squared distance from the set before the last one.
     - `difference`: whether it is a difference of two points, with their rounding error in it.
     """
 
     gradient: PyTree
     rate: Array
     fresh: Array | None = None
+    off: Array | None = None
     difference: bool = eqx.field(static=True, default=False)
 
 
@@ -50,7 +53,9 @@ def nothing_seen(
     """Before the first step."""
     zero = jax.tree.map(jnp.zeros_like, x)
     rate = jnp.zeros_like(inner(zero, zero, per_client=problem.upper_set.per_client))
-    return Seen(zero, rate, jnp.asarray(False) if skips else None, difference)
+    if skips:
+        return Seen(zero, rate, jnp.asarray(False), rate, difference)
+    return Seen(zero, rate, difference=difference)
 
 
 def by_difference(before: Seen, x: PyTree, landed: PyTree, length: Array) -> Seen:
@@ -58,13 +63,13 @@ def by_difference(before: Seen, x: PyTree, landed: PyTree, length: Array) -> See
     # A schedule may end at 0: then nothing moves, and nothing is seen.
     divisor = jnp.where(length > 0, length, 1.0)
     gradient = jax.tree.map(lambda a, b: ((a - b) / divisor).astype(a.dtype), x, landed)
-    return Seen(gradient, _rate(before, length), before.fresh, before.difference)
+    return dataclasses.replace(before, gradient=gradient, rate=_rate(before, length))
 
 
 def by_direction(before: Seen, direction: PyTree, length: Array) -> Seen:
     """The direction itself, where there is no constraint."""
     gradient = cast_like(direction, before.gradient)
-    return Seen(gradient, _rate(before, length), before.fresh, before.difference)
+    return dataclasses.replace(before, gradient=gradient, rate=_rate(before, length))
 
 
 def _rate(before: Seen, length: Array) -> Array:
@@ -83,4 +88,4 @@ def by_optimizer(
     along_it = inner(gradient, moved, per_client=per_client)
     size = inner(gradient, gradient, per_client=per_client)
     rate = along_it / jnp.where(size > 0, size, 1.0)
-    return Seen(gradient, rate.astype(before.rate.dtype), before.fresh, before.difference)
+    return dataclasses.replace(before, gradient=gradient, rate=rate.astype(before.rate.dtype))
