@@ -16,8 +16,8 @@ hundredth of x0 and then follows four pieces of evidence, all free of units.
 - The curvature of the lower level. Where it jumps, y has become slower, and so does x.
 
 Batches make the first three noisy. So they are bounded in each outer step and averaged over a few.
-When the pace has once stopped growing it fades as 1 / sqrt(k), and grows again only slowly and on
-clear evidence.
+When the pace has once had to fall, it grows again only slowly and on clear evidence. Against noise
+it fades as 1 / sqrt(k) where it does not grow.
 """
 
 import dataclasses
@@ -40,14 +40,14 @@ _ROUNDING = 1e-8
 # The first pace as a share of x0; where x0 is 0, the first pace.
 _SHARE, _FROM_ZERO = 1e-2, 1e-6
 # The longest pace as a share of x, where x0 is not 0.
-_MOST = 0.1
+_MOST = 0.05
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
 _STEP, _BOOST, _FEW = 0.1, 4.0, 5.0
-# How fast it grows, as a share of that, once it has stopped growing; and how it fades from then on:
-# as 1 / sqrt(1 + n / 300) over n steps.
-_LATER, _FADE = 0.3, 300.0
+# A fall after so many steps ends the search. From then on it grows at this share of its speed. It
+# fades as 1 / sqrt(1 + n / 300) over n steps without growth.
+_SEARCH, _LATER, _FADE = 20, 0.3, 300.0
 # Where the curvature of the lower level grows by more than this factor in one step, the pace falls
 # by as much.
 _STIFFER = 2.0
@@ -61,7 +61,7 @@ class Pace(eqx.Module):
     - `scales`: the scale of each leaf of x, as a share of the largest.
     - `least`, `unknown`: the first pace, and whether x0 was 0 and did not tell it.
     - `pace`: the length of a step, before it fades.
-    - `found`, `since`: whether the pace has once stopped growing, and how many steps ago.
+    - `found`, `rests`: whether the pace has once had to fall, and how many steps it did not grow.
     - `evidence`: what speaks for a longer or a shorter pace.
     """
 
@@ -73,7 +73,7 @@ class Pace(eqx.Module):
     unknown: Array
     pace: Array
     found: Array
-    since: Array
+    rests: Array
     evidence: Evidence
 
 
@@ -125,7 +125,7 @@ def _init(x: PyTree) -> Pace:
         unknown=largest == 0,
         pace=pace,
         found=jnp.asarray(False),
-        since=jnp.zeros((), jnp.int32),
+        rests=jnp.zeros((), jnp.int32),
         evidence=no_evidence(pace.dtype),
     )
 
@@ -176,17 +176,19 @@ def _update(
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     # A start at 0 does not tell the unit of x, so neither does its size.
     most = jnp.where(state.unknown, jnp.inf, _MOST * jnp.max(_sizes(params)))
+    most = jnp.maximum(most, state.least)
+    rests = (wish <= 0) | (pace >= most)
     new = dataclasses.replace(
         state,
-        pace=jnp.minimum(pace, jnp.maximum(most, state.least)),
-        found=state.found | ((wish <= 0) & (state.count > _FEW)),
-        since=jnp.where(state.found, state.since + 1, 0),
+        pace=jnp.minimum(pace, most),
+        found=state.found | ((wish < 0) & (state.count > _SEARCH)),
+        rests=state.rests + rests,
         evidence=evidence,
     )
     # Without a move there is nothing to learn.
     new = jax.tree.map(lambda a, b: jnp.where(known, a, b).astype(b.dtype), new, state)
     new = dataclasses.replace(new, count=state.count + 1, first=first, second=second)
-    length = new.pace / jnp.sqrt(1 + new.since / _FADE)
+    length = new.pace / jnp.sqrt(1 + new.rests / _FADE)
     change = jax.tree.map(
         lambda u, scale: (-length * scale * u).astype(u.dtype), direction, state.scales
     )
