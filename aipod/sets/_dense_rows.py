@@ -1,0 +1,193 @@
+"""Several equalities with bounds, {p : R'p = q, lower <= p <= upper}, R with orthonormal columns.
+
+The projection of y is p = clip(y - R m, lower, upper) for multipliers m with R'p = q. They minimise
+a convex, piecewise quadratic function (the dual), with gradient q - R'p and generalised Hessian
+R'D R, D = 1 in the free entries: a semismooth Newton method with an exact line search on that
+function ends after finitely many steps.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from aipod.sets._inputs import describe_shapes
+from aipod.sets._linear import DenseMap
+from aipod.sets._right import RightHandSide
+from aipod.sets._rows import AbstractRows, Restore
+from aipod.sets._threshold import Row, threshold
+from aipod.sets._types import typed_like, unified
+
+_MOST_STEPS = 100
+# The linear program of `require` is solved to 1e-7.
+_EMPTY = 1e-6
+
+
+class DenseRows(AbstractRows):
+    """A y = right(x) for a dense matrix A of any rank, which has been factored.
+
+    **Arguments:**
+
+    - `structure`: what a point looks like; None for any pytree, which is ravelled.
+    - `stacked`: the length of a leading axis of points, where the equalities hold for each entry
+        of it; None where there is no such axis.
+    """
+
+    map: DenseMap
+    right: RightHandSide | None
+    structure: PyTree[jax.ShapeDtypeStruct] = eqx.field(static=True, default=None)
+    stacked: int | None = eqx.field(static=True, default=None)
+
+    @property
+    def coupled(self) -> bool:
+        return self.right is not None and self.right.coupled
+
+    def fixed(self, x: PyTree) -> "DenseRows":
+        right = None if self.right is None else self.right.fixed(x)
+        return DenseRows(self.map, right, self.structure, self.stacked)
+
+    def bare(self) -> "DenseRows":
+        return DenseRows(self.map, None, self.structure, self.stacked)
+
+    def example(self) -> PyTree:
+        own = self.map.in_structure if self.structure is None else self.structure
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), own)
+
+    def count(self, point: PyTree) -> tuple[int | None, int | None]:
+        times = 1 if self.stacked is None else self.stacked
+        return times * self.map.matrix.shape[0], times * self.map.rank
+
+    def blocks(self, tree: PyTree) -> tuple[list[Array], Restore]:
+        flat, restore = ravel_pytree(unified(tree))
+        shape = self.map.in_structure.shape
+        shape = shape if self.stacked is None else (self.stacked, *shape)
+        wanted = self.example()
+        leaves = [[jnp.shape(leaf) for leaf in jax.tree.leaves(t)] for t in (tree, wanted)]
+        if flat.size != np.prod(shape) or (self.structure is not None and leaves[0] != leaves[1]):
+            raise ValueError(
+                f"the point has shape {describe_shapes(tree)}, but the equalities take "
+                f"{describe_shapes(wanted)}: one entry is needed for each column of A."
+            )
+        return [flat.reshape(shape)], lambda blocks: typed_like(restore(blocks[0].ravel()), tree)
+
+    def rights(self, like: PyTree, x: PyTree) -> list[Any]:
+        return [None if self.right is None else self.map.solve(self.right.at(x))]
+
+    def check(self, y: PyTree, x: PyTree, name: str) -> bool:
+        return self.right is not None and self.right.check(x, name) is not None
+
+    def gap(self, v: Array, right: Array) -> Array:
+        return v @ self.map.row - right
+
+    def nearest(self, y: Array, lower: Array, upper: Array, right: Array) -> tuple[Array, Array]:
+        dtype = jnp.result_type(y, lower, upper, right)
+        row = self.map.row.astype(dtype)
+        project = jax.vmap(_project, (None, 0, 0, 0, 0)) if self.stacked is not None else _project
+        return project(row, *(v.astype(dtype) for v in (y, lower, upper, right)))
+
+    def factor(self, free: Array) -> Array:
+        return _inverse(self.map.row, free)
+
+    def meet(self, v: Array, right: Any, free: Array, factor: Array) -> Array:
+        return _meet(self.map.row, v, right, free, factor)
+
+    def emptiness(self, lower: Array, upper: Array, right: Array) -> Array:
+        middle = jnp.clip(jnp.zeros_like(lower), lower, upper)
+        point = self.nearest(middle, lower, upper, right)[0]
+        miss = jnp.max(jnp.abs(self.gap(point, right)), initial=0.0)
+        scale = jnp.maximum(jnp.max(jnp.abs(right), initial=0.0), jnp.max(jnp.abs(point)))
+        return jnp.where(scale == 0, 0.0, miss / jnp.where(scale == 0, 1.0, scale))
+
+    def require(self, lower: Any, upper: Any, right: Any, name: str) -> None:
+        row, times = np.asarray(self.map.row, np.float64), self.stacked or 1
+        low, high, wanted = (np.reshape(v, (times, -1)) for v in (lower, upper, right))
+        for number in range(times if self.map.rank else 0):
+            miss, unit = _least_miss(row, low[number], high[number], wanted[number])
+            if miss > _EMPTY:
+                raise ValueError(
+                    f"{name} is empty: no y between lower and upper satisfies A y + h(x) = c (the "
+                    f"best misses by {miss * unit:.3g}, in an orthonormal basis of the rows). "
+                    "Widen the bounds, or change c."
+                )
+
+
+def _least_miss(
+    row: np.ndarray, low: np.ndarray, high: np.ndarray, right: np.ndarray
+) -> tuple[float, float]:
+    """min max_i |R'y - q|_i over the bounds, a linear program, in units of the largest number."""
+    sizes = np.abs(np.concatenate([low, high, right]))
+    unit = float(np.max(sizes[np.isfinite(sizes)], initial=0.0)) or 1.0
+    aside = np.ones((row.shape[1], 1))
+    found: Any = scipy.optimize.linprog(
+        np.append(np.zeros(row.shape[0]), 1.0),
+        A_ub=np.block([[row.T, -aside], [-row.T, -aside]]),
+        b_ub=np.concatenate([right, -right]) / unit,
+        bounds=[*zip(low / unit, high / unit, strict=True), (0, None)],
+    )
+    return float(found.fun), unit
+
+
+def _inverse(row: Float[Array, "d r"], free: Array) -> Float[Array, "*b r r"]:
+    """(R'D R)^+. Its eigenvalues are between 0 and 1, whatever the units of A."""
+    weighted = row * free[..., None].astype(row.dtype)
+    values, vectors = jnp.linalg.eigh(jnp.swapaxes(weighted, -1, -2) @ row)
+    kept = values > row.shape[0] * float(jnp.finfo(row.dtype).eps)
+    inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1.0), 0.0)
+    return (vectors * inverse[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
+
+
+def _meet(row: Array, v: Array, right: Any, free: Array, inverse: Array) -> Array:
+    miss = v @ row if right is None else v @ row - right
+    multipliers = jnp.squeeze(miss[..., None, :] @ inverse, -2)
+    return v - jnp.where(free, multipliers @ row.T, 0.0)
+
+
+class _Newton(NamedTuple):
+    m: Array
+    z: Array  # y - R m
+    gap: Array  # R'p - q for p = clip(z)
+    done: Array
+    steps: Array
+
+
+def _project(row: Array, y: Array, lower: Array, upper: Array, right: Array) -> tuple[Array, Array]:
+    eps = float(jnp.finfo(y.dtype).eps)
+    size = jnp.linalg.norm(y) + jnp.linalg.norm(right)
+
+    def measured(m: Array, steps: Array) -> _Newton:
+        z = y - row @ m
+        point = jnp.clip(z, lower, upper)
+        gap = point @ row - right
+        # Written so that NaN ends the search too.
+        small = ~(jnp.linalg.norm(gap) > 8 * eps * (size + jnp.linalg.norm(point)))
+        return _Newton(m, z, gap, small, steps)
+
+    def step(state: _Newton) -> _Newton:
+        free = (state.z > lower) & (state.z < upper)
+        curvature = (row * free[:, None].astype(row.dtype)).T @ row
+        # Fewer free entries than rows leave the curvature singular. What is added vanishes with the
+        # gap, which keeps the fast convergence.
+        damping = 1e-3 * jnp.minimum(jnp.linalg.norm(state.gap) / size, 1.0) + eps * row.shape[0]
+        factor = jax.scipy.linalg.cho_factor(
+            curvature + damping * jnp.eye(row.shape[1], dtype=row.dtype)
+        )
+        direction = jax.scipy.linalg.cho_solve(factor, state.gap)
+        # The dual is smallest along the direction where its slope, <R d, p> - <q, d>, is 0. Values
+        # of the dual itself would be lost in rounding long before.
+        along = Row(lower, upper, row @ direction, (right @ direction)[None], 0)
+        return measured(state.m + threshold(along, state.z) * direction, state.steps + 1)
+
+    found = jax.lax.while_loop(
+        lambda state: ~state.done & (state.steps < _MOST_STEPS),
+        step,
+        measured(jnp.zeros_like(right), jnp.array(0)),
+    )
+    point, free = jnp.clip(found.z, lower, upper), (found.z > lower) & (found.z < upper)
+    # The rounding of a large y is still in the equalities. The point has its own, smaller scale.
+    polished = _meet(row, point, right, free, _inverse(row, free))
+    return jnp.where(free, jnp.clip(polished, lower, upper), point), found.z
