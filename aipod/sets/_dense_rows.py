@@ -23,7 +23,8 @@ from aipod.sets._rows import AbstractRows, Restore
 from aipod.sets._threshold import Row, threshold
 from aipod.sets._types import typed_like, unified
 
-_MOST_STEPS = 100
+_MOST_STEPS = 1000  # 5 to 20 where y is about as far away as the set is wide
+_MOST_POLISHES = 5
 # The linear program of `require` is solved to 1e-7.
 _EMPTY = 1e-6
 
@@ -151,43 +152,98 @@ class _Newton(NamedTuple):
     m: Array
     z: Array  # y - R m
     gap: Array  # R'p - q for p = clip(z)
+    size: Array  # the length of the gap
+    best: Array  # the smallest so far, and its z
+    best_z: Array
+    stalled: Array  # for how many steps it has not improved
     done: Array
     steps: Array
 
 
 def _project(row: Array, y: Array, lower: Array, upper: Array, right: Array) -> tuple[Array, Array]:
-    eps = float(jnp.finfo(y.dtype).eps)
-    size = jnp.linalg.norm(y) + jnp.linalg.norm(right)
+    # In float32 the bounds found for a y that is far away may be wrong. From the point found then,
+    # at the scale of the set, they are right; else the second pass has nothing to do.
+    point, both = jax.lax.scan(
+        lambda v, _: _project_once(row, v, lower, upper, right), y, None, length=2
+    )
+    return point, both[0]
 
-    def measured(m: Array, steps: Array) -> _Newton:
+
+def _project_once(
+    row: Array, y: Array, lower: Array, upper: Array, right: Array
+) -> tuple[Array, Array]:
+    eps = float(jnp.finfo(y.dtype).eps)
+    z = _newton(row, y, lower, upper, right)
+
+    def polish(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        point, gap, steps = state
+        free = (point > lower) & (point < upper)
+        move = row @ _damped_solve(row, free, gap, eps * row.shape[0])
+        point = jnp.where(free, jnp.clip(point - move, lower, upper), point)
+        return point, point @ row - right, steps + 1
+
+    def unequal(state: tuple[Array, Array, Array]) -> Array:
+        point, gap, steps = state
+        scale = jnp.linalg.norm(point) + jnp.linalg.norm(right)
+        return (jnp.linalg.norm(gap) > 4 * eps * scale) & (steps < _MOST_POLISHES)
+
+    # The rounding of a large y is still in the equalities. The point has its own, smaller scale.
+    point = jnp.clip(z, lower, upper)
+    start = (point, point @ row - right, jnp.array(0))
+    return jax.lax.while_loop(unequal, polish, start)[0], z
+
+
+def _damped_solve(row: Array, free: Array, v: Array, damping: Array | float) -> Array:
+    """(R'D R + damping I)^-1 v."""
+    curvature = (row * free[:, None].astype(row.dtype)).T @ row
+    damped = curvature + damping * jnp.eye(row.shape[1], dtype=row.dtype)
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(damped), v)
+
+
+def _newton(row: Array, y: Array, lower: Array, upper: Array, right: Array) -> Array:
+    """z = y - R m with R' clip(z) = q."""
+    eps = float(jnp.finfo(y.dtype).eps)
+    reach = jnp.linalg.norm(y) + jnp.linalg.norm(right)
+
+    def clipped(z: Array) -> Array:
+        return jnp.clip(z, lower, upper)
+
+    def measured(m: Array) -> tuple[Array, Array, Array, Array]:
         z = y - row @ m
-        point = jnp.clip(z, lower, upper)
-        gap = point @ row - right
-        # Written so that NaN ends the search too.
-        small = ~(jnp.linalg.norm(gap) > 8 * eps * (size + jnp.linalg.norm(point)))
-        return _Newton(m, z, gap, small, steps)
+        gap = clipped(z) @ row - right
+        return m, z, gap, jnp.linalg.norm(gap)
 
     def step(state: _Newton) -> _Newton:
         free = (state.z > lower) & (state.z < upper)
-        curvature = (row * free[:, None].astype(row.dtype)).T @ row
         # Fewer free entries than rows leave the curvature singular. What is added vanishes with the
         # gap, which keeps the fast convergence.
-        damping = 1e-3 * jnp.minimum(jnp.linalg.norm(state.gap) / size, 1.0) + eps * row.shape[0]
-        factor = jax.scipy.linalg.cho_factor(
-            curvature + damping * jnp.eye(row.shape[1], dtype=row.dtype)
-        )
-        direction = jax.scipy.linalg.cho_solve(factor, state.gap)
+        damping = 1e-3 * jnp.minimum(state.size / reach, 1.0) + eps * row.shape[0]
+        direction = _damped_solve(row, free, state.gap, damping)
         # The dual is smallest along the direction where its slope, <R d, p> - <q, d>, is 0. Values
         # of the dual itself would be lost in rounding long before.
         along = Row(lower, upper, row @ direction, (right @ direction)[None], 0)
-        return measured(state.m + threshold(along, state.z) * direction, state.steps + 1)
+        slope, length = direction @ state.gap, threshold(along, state.z)
+        # Near the end the slope is lost in rounding too; full steps are then right.
+        scale = jnp.linalg.norm(clipped(state.z)) + jnp.linalg.norm(right)
+        known = slope > 16 * eps * jnp.linalg.norm(along.weights) * scale
+        new = measured(state.m + jnp.where(known, jnp.maximum(length, 0.0), 1.0) * direction)
+        better = new[3] < state.best
+        stalled = jnp.where(new[3] < 0.9 * state.best, 0, state.stalled + 1)
+        rounding = eps * (reach + scale)
+        # Either small, or small enough and no longer falling. Written so that NaN ends it too.
+        going_on = (new[3] > 4 * rounding) & ((stalled < 20) | (new[3] > 30 * rounding))
+        return _Newton(
+            *new,
+            jnp.where(better, new[3], state.best),
+            jnp.where(better, new[1], state.best_z),
+            stalled,
+            ~going_on,
+            state.steps + 1,
+        )
 
-    found = jax.lax.while_loop(
-        lambda state: ~state.done & (state.steps < _MOST_STEPS),
-        step,
-        measured(jnp.zeros_like(right), jnp.array(0)),
-    )
-    point, free = jnp.clip(found.z, lower, upper), (found.z > lower) & (found.z < upper)
-    # The rounding of a large y is still in the equalities. The point has its own, smaller scale.
-    polished = _meet(row, point, right, free, _inverse(row, free))
-    return jnp.where(free, jnp.clip(polished, lower, upper), point), found.z
+    first = measured(jnp.zeros_like(right))
+    done = ~(first[3] > 4 * eps * (reach + jnp.linalg.norm(clipped(y))))
+    start = _Newton(*first, first[3], first[1], jnp.array(0), done, jnp.array(0))
+    return jax.lax.while_loop(
+        lambda state: ~state.done & (state.steps < _MOST_STEPS), step, start
+    ).best_z
