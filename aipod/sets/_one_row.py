@@ -110,8 +110,11 @@ class OneRow(AbstractRows):
 
     def nearest(self, y: Array, lower: Array, upper: Array, right: Array) -> tuple[Array, Array]:
         dtype = jnp.result_type(y, lower, upper, right)
-        row = self._row(lower.astype(dtype), upper.astype(dtype), right.astype(dtype))
-        return project_on_row(row, y.astype(dtype), simplex=self.simplex)
+        lower, upper, right = lower.astype(dtype), upper.astype(dtype), right.astype(dtype)
+        row = self._row(lower, upper, right)
+        if self.simplex:
+            row = row._replace(lower=0.0, upper=None)
+        return project_on_row(row, y.astype(dtype))
 
     def factor(self, free: Array) -> Array:
         right = jnp.zeros((1,) * free.ndim, jnp.result_type(float))

@@ -19,14 +19,30 @@ class Row(NamedTuple):
 
     **Arguments:**
 
+    - `upper`: None where it is infinite.
     - `weights`: w; None for ones.
     """
 
-    lower: Array
-    upper: Array
+    lower: Array | float
+    upper: Array | None
     weights: Array | None
     right: Array
     axis: int
+
+    def clipped(self, z: Array) -> Array:
+        """The nearest numbers within the bounds."""
+        above = jnp.maximum(z, self.lower)
+        return above if self.upper is None else jnp.minimum(above, self.upper)
+
+    def free(self, z: Array) -> Array:
+        """Which of them are strictly within the bounds."""
+        above = z > self.lower
+        return above if self.upper is None else above & (z < self.upper)
+
+    @property
+    def simplex(self) -> bool:
+        """Whether all weights are 1 and no entry has an upper bound. Lower bounds are then 0."""
+        return self.weights is None and self.upper is None
 
     def shifted(self, y: Array, t: Array) -> Array:
         """y - t w."""
@@ -54,45 +70,58 @@ class _Search(NamedTuple):
     passes: Array
 
 
-def project_on_row(row: Row, y: Array, *, simplex: bool = False) -> tuple[Array, Array]:
-    """p, and z = y - t w.
-
-    **Arguments:**
-
-    - `simplex`: whether w = 1, lower = 0 and upper is infinite; the search then starts nearer.
-    """
-    t = threshold(row, y, simplex=simplex)
+def project_on_row(row: Row, y: Array) -> tuple[Array, Array]:
+    """p, and z = y - t w."""
+    t = _simplex_threshold(row, y) if row.simplex else threshold(row, y)
     z = row.shifted(y, t)
-    point, free = jnp.clip(z, row.lower, row.upper), (z > row.lower) & (z < row.upper)
-    # The rounding of a large y would be left in the sum. The point has its own, smaller scale.
-    rest = safe_ratio(row.total(point) - row.right, row.squares(free))
-    polished = jnp.clip(row.shifted(point, rest), row.lower, row.upper)
-    return jnp.where(free, polished, point), z
+    point = row.clipped(z)
+    # The rounding of a large y is still in the sum. The point has its own, smaller scale.
+    for _ in range(1 if row.simplex else 2):
+        free = row.free(point)
+        rest = safe_ratio(row.total(point) - row.right, row.squares(free))
+        polished = row.clipped(row.shifted(point, rest))
+        point = jnp.where(free, polished, point)
+    return point, z
 
 
-def threshold(row: Row, y: Array, *, simplex: bool = False) -> Array:
+def _rounding(row: Row, y: Array) -> float:
+    """Sums of n numbers are rounded: a smaller relative gap would never be reached."""
+    return float(jnp.finfo(y.dtype).eps) * (8 + y.shape[row.axis] ** 0.5 / 8)
+
+
+def _simplex_threshold(row: Row, y: Array) -> Array:
+    """t for a simplex. The sum is convex in t, so Newton's method rises to the solution."""
+    near = _rounding(row, y) * row.right
+    mean = jnp.mean(y, row.axis, keepdims=True) - row.right / y.shape[row.axis]
+    # No entry exceeds the total. Neither number is beyond the solution.
+    first = jnp.maximum(mean, jnp.max(y, row.axis, keepdims=True) - row.right)
+
+    def one_pass(search: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        t, _, passes = search
+        z = y - t
+        gap = row.total(row.clipped(z)) - row.right
+        return t + safe_ratio(gap, row.squares(row.free(z))), gap > near, passes + 1
+
+    return jax.lax.while_loop(
+        lambda search: jnp.any(search[1]) & (search[2] < _MOST_PASSES),
+        one_pass,
+        (first, jnp.ones_like(first, bool), jnp.array(0)),
+    )[0]
+
+
+def threshold(row: Row, y: Array) -> Array:
     """t, by Newton's method; by bisection where a Newton step leaves the known interval."""
-    eps = float(jnp.finfo(y.dtype).eps)
-    # Sums of n numbers are rounded; a tighter goal would never be met. The caller polishes.
-    near = eps * (8 + y.shape[row.axis] ** 0.5 / 8)
+    near = _rounding(row, y)
+    left, right = _extremes(row, y)
     first = safe_ratio(row.total(y) - row.right, row.squares(jnp.ones_like(y, bool)))
-    if simplex:
-        # No entry exceeds the total. This and `first` are both at most the solution.
-        first = jnp.maximum(first, jnp.max(y, row.axis, keepdims=True) - row.right)
-        left = right = first
-    else:
-        left, right = _extremes(row, y)
-        first = jnp.clip(first, left, right)
+    first = jnp.clip(first, left, right)
 
     def one_pass(search: _Search) -> _Search:
         t = search.t
         z = row.shifted(y, t)
-        point = jnp.clip(z, row.lower, row.upper)
-        total, size = row.total(point), jnp.abs(row.right)
-        gap = total - row.right
-        slope = row.squares((z > row.lower) & (z < row.upper))
-        if not simplex:
-            size = size + row.total(jnp.abs(point) * _signs(row))
+        point = row.clipped(z)
+        gap, slope = row.total(point) - row.right, row.squares(row.free(z))
+        size = jnp.abs(row.right) + row.total(jnp.abs(point) * _signs(row))
         low, high = jnp.where(gap >= 0, t, search.low), jnp.where(gap <= 0, t, search.high)
         newton = t + safe_ratio(gap, slope)
         middle = jnp.where(
@@ -140,7 +169,9 @@ def _extremes(row: Row, y: Array) -> tuple[Array, Array]:
         largest = jnp.where(reached, t, -jnp.inf)
         return smallest, jnp.max(largest, row.axis, keepdims=True, initial=-jnp.inf)
 
-    (low, high), (other_low, other_high) = ends(row.lower), ends(row.upper)
+    upper = jnp.inf if row.upper is None else row.upper
+    low, high = ends(jnp.broadcast_to(row.lower, y.shape))
+    other_low, other_high = ends(jnp.broadcast_to(upper, y.shape))
     low, high = jnp.minimum(low, other_low), jnp.maximum(high, other_high)
     none, beyond = low > high, jnp.abs(low) + jnp.abs(high)
     # Strictly beyond: entries that have only one bound are free there, and the sum is linear.
