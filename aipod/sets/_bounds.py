@@ -54,12 +54,19 @@ class Bounds(eqx.Module):
         gaps = jax.tree.leaves(jax.tree.map(gap, *self.at(like, x)))
         return functools.reduce(jnp.maximum, gaps, jnp.zeros(()))
 
-    def example(self) -> PyTree | None:
-        """Zeros in the structure of a point; None where numbers stand for arrays of any shape."""
-        for bound in (self.lower, self.upper):
-            if not bound.coupled and all(jnp.shape(v) for v in jax.tree.leaves(bound.value)):
-                return jax.tree.map(jnp.zeros_like, bound.value)
-        return None
+    def example(self, like: PyTree = None) -> PyTree | None:
+        """Zeros in the structure of a point; None where numbers stand for arrays of any shape.
+
+        **Arguments:**
+
+        - `like`: a point that was ravelled, where its size is known from elsewhere.
+        """
+        given = [bound.value for bound in (self.lower, self.upper) if not bound.coupled]
+        size = None if like is None else total_size(like)
+        for value in given:
+            if all(jnp.shape(v) for v in jax.tree.leaves(value)) or total_size(value) == size:
+                return jax.tree.map(jnp.zeros_like, value)
+        return like if all(same_structure(value, 0.0) for value in given) else None
 
     def check(self, y: PyTree, x: PyTree, name: str) -> bool:
         """`ValueError` where the bounds do not fit or cross; whether they are known at x."""

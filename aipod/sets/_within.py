@@ -92,8 +92,7 @@ class AbstractBounded(AbstractConvex):
         return eqx.tree_at(lambda s: (s.rows, s.bounds), self, fixed)
 
     def example(self) -> PyTree | None:
-        own = self.rows.example()
-        return self.bounds.example() if own is None else own
+        return self.bounds.example(self.rows.example())
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
         if total_size(y) == 0:
