@@ -6,6 +6,7 @@ R'D R, D = 1 in the free entries: a semismooth Newton method with an exact line 
 function ends after finitely many steps.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -88,14 +89,20 @@ class DenseRows(AbstractRows):
     def nearest(self, y: Array, lower: Array, upper: Array, right: Array) -> tuple[Array, Array]:
         dtype = jnp.result_type(y, lower, upper, right)
         row = self.map.row.astype(dtype)
-        project = jax.vmap(_project, (None, 0, 0, 0, 0)) if self.stacked is not None else _project
-        return project(row, *(v.astype(dtype) for v in (y, lower, upper, right)))
+        return self._each(_project)(row, *(v.astype(dtype) for v in (y, lower, upper, right)))
 
     def factor(self, free: Array) -> Array:
-        return _inverse(self.map.row, free)
+        return self._each(_inverse)(self.map.row, free)
 
     def meet(self, v: Array, right: Any, free: Array, factor: Array) -> Array:
-        return _meet(self.map.row, v, right, free, factor)
+        right = jnp.zeros_like(v, shape=(*v.shape[:-1], self.map.rank)) if right is None else right
+        return self._each(_meet)(self.map.row, v, right, free, factor)
+
+    def _each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the rows and of vectors, for each of a stack of vectors."""
+        if self.stacked is None:
+            return function
+        return lambda row, *vectors: jax.vmap(lambda *v: function(row, *v))(*vectors)
 
     def emptiness(self, lower: Array, upper: Array, right: Array) -> Array:
         middle = jnp.clip(jnp.zeros_like(lower), lower, upper)
@@ -133,19 +140,21 @@ def _least_miss(
     return float(found.fun), unit
 
 
-def _inverse(row: Float[Array, "d r"], free: Array) -> Float[Array, "*b r r"]:
+def _inverse(row: Float[Array, "d r"], free: Array) -> Float[Array, "r r"]:
     """(R'D R)^+. Its eigenvalues are between 0 and 1, whatever the units of A."""
-    weighted = row * free[..., None].astype(row.dtype)
-    values, vectors = jnp.linalg.eigh(jnp.swapaxes(weighted, -1, -2) @ row)
+    values, vectors = jnp.linalg.eigh(_curvature(row, free))
     kept = values > row.shape[0] * float(jnp.finfo(row.dtype).eps)
     inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1.0), 0.0)
-    return (vectors * inverse[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
+    return (vectors * inverse[None]) @ vectors.T
 
 
-def _meet(row: Array, v: Array, right: Any, free: Array, inverse: Array) -> Array:
-    miss = v @ row if right is None else v @ row - right
-    multipliers = jnp.squeeze(miss[..., None, :] @ inverse, -2)
-    return v - jnp.where(free, multipliers @ row.T, 0.0)
+def _meet(row: Array, v: Array, right: Array, free: Array, inverse: Array) -> Array:
+    return v - jnp.where(free, row @ (inverse @ (v @ row - right)), 0.0)
+
+
+def _curvature(row: Array, free: Array) -> Array:
+    """R'D R."""
+    return (row * free[:, None].astype(row.dtype)).T @ row
 
 
 class _Newton(NamedTuple):
@@ -195,8 +204,7 @@ def _project_once(
 
 def _damped_solve(row: Array, free: Array, v: Array, damping: Array | float) -> Array:
     """(R'D R + damping I)^-1 v."""
-    curvature = (row * free[:, None].astype(row.dtype)).T @ row
-    damped = curvature + damping * jnp.eye(row.shape[1], dtype=row.dtype)
+    damped = _curvature(row, free) + damping * jnp.eye(row.shape[1], dtype=row.dtype)
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(damped), v)
 
 

@@ -97,7 +97,7 @@ def simplex(axis: int | None):
                 if axis == -1
                 else np.kron(np.ones(n), np.eye(4))
             )
-        total, b = moving(rng.exponential(size=len(A)), coupled)
+        total, b = moving(0.2 + rng.exponential(size=len(A)), coupled)
         if axis is None:
             total = (lambda x: b(x)[0]) if coupled else total[0]
         zero = np.zeros(size)

@@ -1,0 +1,209 @@
+"""The active faces of sets with bounds: affine sets, along which the projection moves."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import aipod
+from tests.sets.bounded_kinds import KINDS, MOVE, X, flat
+
+over = pytest.mark.parametrize("build", KINDS.values(), ids=KINDS)
+
+
+@eqx.filter_jit
+def looked_at(set_, y, x, move):
+    """The projection of y, its derivatives, and the face that it lies on with the face's own."""
+    near, by_x = jax.jvp(lambda x: set_.project(y, x), (x,), (move,))
+    restore = ravel_pytree(y)[1]
+    columns = jnp.eye(ravel_pytree(y)[0].size)
+
+    def along(direction):
+        return ravel_pytree(jax.jvp(lambda y: set_.project(y, x), (y,), (restore(direction),))[1])[
+            0
+        ]
+
+    pull = jax.vjp(lambda y: set_.project(y, x), y)[1]
+    # project(near - (near - y)) = near: the way back is the correction of a minimiser.
+    face = set_.face(near, jax.tree.map(jnp.subtract, near, y), x)
+    return {
+        "near": near,
+        "by x": by_x,
+        "forward": jax.vmap(along)(columns).T,
+        "reverse": jax.vmap(lambda v: ravel_pytree(pull(restore(v))[0])[0])(columns),
+        "tangent": jax.vmap(lambda v: ravel_pytree(face.tangent(restore(v)))[0])(columns).T,
+        "anchor": jax.jvp(lambda x: face.anchor(x, like=y), (x,), (move,)),
+        "follow": jax.jvp(lambda x: face.follow(near, x), (x,), (move,)),
+        "on face": face.project(near, x),
+        "onto face": face.project(y, x),
+        "residual": face.residual(near, x),
+        "fixed": face.at(x).project(y),
+        "active": face.active,
+        "again": set_.holding(face.active).tangent(y),
+    }
+
+
+@eqx.filter_jit
+def moved(set_, y, x):
+    return set_.project(y, x)
+
+
+@over
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_projection_moves_along_its_face_and_with_it(build, seed):
+    rng = np.random.default_rng(seed)
+    poly = build(rng, 3, coupled=True)
+    v = 2 * rng.normal(size=poly.size)
+    y = poly.tree(v)
+    found = looked_at(poly.set, y, X, MOVE)
+    near, P = flat(found["near"]), np.asarray(found["tangent"])
+
+    # An affine set through the projection, and an orthogonal projection on its directions.
+    same = {"rtol": 0, "atol": 1e-10}
+    np.testing.assert_allclose(P, P.T, **same)
+    np.testing.assert_allclose(P @ P, P, **same)
+    np.testing.assert_allclose(poly.A @ P, 0.0, **same)
+    for name in ("on face", "onto face", "fixed"):
+        np.testing.assert_allclose(flat(found[name]), near, **same)
+    np.testing.assert_allclose(flat(found["residual"]), 0.0, **same)
+    np.testing.assert_allclose(P @ v + flat(found["anchor"][0]), near, **same)
+    np.testing.assert_allclose(P @ flat(found["anchor"][0]), 0.0, **same)
+    np.testing.assert_allclose(flat(found["again"]), P @ v, **same)
+
+    # Active where the projection is at a bound, and nowhere else.
+    lower, upper = np.asarray(poly.lower(X)), np.asarray(poly.upper(X))
+    at = np.where(near <= lower + 1e-12, -1, np.where(near >= upper - 1e-12, 1, 0))
+    sides = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found["active"])])
+    # A product has no mark for the entries of an affine part, which come last.
+    np.testing.assert_array_equal(np.abs(sides), np.abs(at[: sides.size]))
+    assert np.all(at[sides.size :] == 0)
+
+    # Its derivatives are the projection's.
+    np.testing.assert_allclose(found["forward"], P, **same)
+    np.testing.assert_allclose(found["reverse"], P, **same)
+    by_x = flat(found["by x"])
+    np.testing.assert_allclose(flat(found["anchor"][1]), by_x, **same)
+    np.testing.assert_allclose(flat(found["follow"][1]), by_x, **same)
+    np.testing.assert_array_equal(flat(found["follow"][0]), near)
+
+    # And what central differences say.
+    step = 1e-6
+    direction = rng.normal(size=poly.size)
+    ends = [flat(moved(poly.set, poly.tree(v + s * direction), X)) for s in (step, -step)]
+    np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), P @ direction, rtol=0, atol=1e-6)
+    ends = [flat(moved(poly.set, y, X + s * MOVE)) for s in (step, -step)]
+    np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), by_x, rtol=0, atol=1e-6)
+    assert np.max(np.abs(by_x)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        aipod.Free(),
+        aipod.Budget(1.0),
+        aipod.Affine(np.ones((1, 3)), 1.0),
+        aipod.Product([aipod.Budget(1.0), aipod.Free()]),
+        aipod.Consensus(),
+    ],
+)
+def test_an_affine_set_is_its_own_face(made):
+    y = [jnp.ones(3), jnp.ones(2)]
+    assert made.affine
+    assert made.face(y, y) is made
+    assert made.holding(None) is made
+    assert not jax.tree.leaves(made.active)
+
+
+def test_a_face_is_an_affine_set():
+    face = aipod.Simplex().face(jnp.array([0.5, 0.5, 0.0]), jnp.array([1.0, 1.0, 2.0]))
+    assert face.affine
+    assert face.face(jnp.ones(3), jnp.ones(3)) is face
+    np.testing.assert_allclose(face.tangent(jnp.array([1.0, 0.0, 5.0])), [0.5, -0.5, 0.0])
+    np.testing.assert_allclose(
+        face.directions().project(jnp.array([1.0, 0.0, 5.0])), [0.5, -0.5, 0]
+    )
+    np.testing.assert_allclose(face.anchor(), [0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    "made", [aipod.Box(0.0, 1.0), aipod.Simplex(), aipod.Product([aipod.Simplex()])]
+)
+@pytest.mark.parametrize("method", ["tangent", "anchor", "follow", "directions"])
+def test_a_set_with_bounds_sends_to_its_face(made, method):
+    y = jnp.ones(2)
+    if isinstance(made, aipod.Product):
+        y = [y]
+    arguments = {"tangent": (y,), "anchor": (), "follow": (y, y), "directions": ()}[method]
+    assert not made.affine
+    with pytest.raises(ValueError, match=r"not affine.*face\(y, correction\)"):
+        getattr(made, method)(*arguments)
+
+
+def test_the_multiplier_decides_for_an_entry_on_its_bound():
+    y = jnp.array([0.0, 0.0, 1.0, 1.0, 0.5])
+    pull = jnp.array([1.0, -1.0, 1.0, -1.0, 0.0])
+    # At 0 a gradient of 1 keeps the entry there; one of -1 pulls it inside.
+    assert aipod.Box(0.0, 1.0).face(y, pull, step=0.1).active.tolist() == [-1, 0, 0, 1, 0]
+    # On a simplex, what all entries have in common is the multiplier of the sum.
+    face = aipod.CappedSimplex(2.5, 1.0).face(y, pull - 7.0, step=0.1)
+    assert face.active.tolist() == [-1, 0, 0, 1, 0]
+    # Without a correction, the entries on their bounds.
+    assert aipod.Box(0.0, 1.0).face(y, jnp.zeros(5)).active.tolist() == [-1, -1, 1, 1, 0]
+    assert aipod.Simplex(2.5).face(y, jnp.zeros(5)).active.tolist() == [-1, -1, 0, 0, 0]
+    # Equal bounds leave no choice.
+    assert aipod.Box(1.0, 1.0).face(jnp.ones(1), -jnp.ones(1)).active.tolist() == [-1]
+
+
+def test_noise_does_not_switch_a_face_to_and_fro():
+    """A minimiser with strict complementarity, seen through noise of a tenth of the margins."""
+    rng = np.random.default_rng(0)
+    y, gradient = np.array([0.0, 0.0, 0.6, 0.4]), np.array([0.5, 1.0, 0.0, 0.0])
+    made, active = aipod.Simplex(), [-1, -1, 0, 0]
+    for _ in range(100):
+        seen = jnp.asarray(y + 0.04 * rng.uniform(-1, 1, size=4))
+        learned = jnp.asarray(gradient + 0.05 * rng.uniform(-1, 1, size=4))
+        assert made.face(seen, learned, step=0.5).active.tolist() == active
+
+
+def test_a_bound_changes_its_state_only_by_a_clear_margin():
+    rng = np.random.default_rng(0)
+    made = aipod.Box(0.0, 1.0)
+    # 0.3 inside, and a multiplier whose step would just reach the bound.
+    y, gradient = jnp.array([0.3, 0.7]), jnp.array([0.3, -0.3])
+    alone, held = [], []
+    kept = made.face(y, 2.5 * gradient).active
+    for _ in range(40):
+        noisy = gradient * (1 + 0.3 * rng.uniform(-1, 1))
+        alone.append(made.face(y, noisy).active.tolist())
+        kept = made.face(y, noisy, previous=kept).active
+        held.append(kept.tolist())
+    assert [0, 0] in alone
+    assert [-1, 1] in alone
+    assert held == [[-1, 1]] * 40
+    # By a factor of 2 the state does change, both ways.
+    freed = made.face(y, gradient / 2.1, previous=kept).active
+    assert freed.tolist() == [0, 0]
+    assert made.face(y, 1.9 * gradient, previous=freed).active.tolist() == [0, 0]
+    assert made.face(y, 2.1 * gradient, previous=freed).active.tolist() == [-1, 1]
+
+
+def test_the_state_of_a_face_is_carried_through_a_loop():
+    made = aipod.Product({"w": aipod.Simplex(), "b": aipod.Free(), "c": aipod.Box(0.0, 1.0)})
+    y = {"w": jnp.array([1.0, 0.0, 0.0]), "b": jnp.ones(2), "c": jnp.array([0.0, 0.5])}
+    pulls = jax.tree.map(lambda leaf: jnp.stack([leaf, 3 - leaf]), y)
+
+    @jax.jit
+    def run(pulls):
+        def body(active, correction):
+            face = made.face(y, correction, previous=active)
+            return face.active, made.holding(face.active).tangent(y)
+
+        start = made.face(y, jax.tree.map(jnp.zeros_like, y)).active
+        return jax.lax.scan(body, start, pulls)
+
+    active, tangents = run(pulls)
+    assert active["b"] is None
+    assert active["w"].dtype == jnp.int8
+    np.testing.assert_allclose(tangents["b"], np.ones((2, 2)))
