@@ -190,7 +190,7 @@ def product(rng, n, coupled=False):
     parts = {
         "a": simplex(None)(rng, n, coupled),
         "b": box(rng, n, coupled),
-        "c": bounded(dense)(rng, n, coupled),
+        "c": bounded(budget)(rng, n, coupled),
     }
     free = Polyhedron(
         aipod.Free(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import aipod
@@ -22,8 +22,9 @@ def projected(set_, y, x=None):
     return set_.project(y, x)
 
 
-def project(poly: Polyhedron, v: np.ndarray, x=None) -> np.ndarray:
-    return flat(projected(poly.set, poly.tree(v), x))
+@eqx.filter_jit
+def answers(set_, near, y, x=None):
+    return set_.residual(near, x), set_.residual(y, x), set_.emptiness(x, y), set_.at(x)
 
 
 def missed(poly: Polyhedron, y: np.ndarray, p: np.ndarray) -> float:
@@ -46,63 +47,51 @@ def by_cvxpy(poly: Polyhedron, y: np.ndarray) -> np.ndarray:
     return p.value
 
 
-@over
-@given(seed=st.integers(0, 2**32 - 1), n=st.sampled_from([1, 3]), far=st.floats(-1, 2))
-@example(seed=0, n=1, far=3)
-def test_project_is_the_nearest_point(build, seed, n, far):
-    rng = np.random.default_rng(seed)
-    poly = build(rng, n)
-    u, v = rng.normal(size=(2, poly.size)) * 10.0**far
-    near = project(poly, v)
+def look_at(poly: Polyhedron, scale: float, rng: np.random.Generator, x=None) -> tuple:
+    """A point and its projection, which is what it must be."""
+    u, v = rng.normal(size=(2, poly.size)) * scale
+    near = flat(projected(poly.set, poly.tree(v), x))
     # Feasible, idempotent, non-expansive.
     assert np.max(np.abs(poly.A @ near - poly.b(X)), initial=0.0) < 1e-10
     assert np.all(near >= poly.lower(X) - 1e-10)
     assert np.all(near <= poly.upper(X) + 1e-10)
-    np.testing.assert_allclose(project(poly, near), near, rtol=0, atol=1e-10)
-    apart = np.linalg.norm(near - project(poly, u))
-    assert apart <= np.linalg.norm(v - u) * (1 + 1e-12) + 1e-12
+    again = flat(projected(poly.set, poly.tree(near), x))
+    np.testing.assert_allclose(again, near, rtol=0, atol=1e-10)
+    apart = near - flat(projected(poly.set, poly.tree(u), x))
+    assert np.linalg.norm(apart) <= np.linalg.norm(v - u) * (1 + 1e-12) + 1e-12
     # The conditions of optimality, which only the projection satisfies.
-    assert missed(poly, v, near) < 1e-10 * max(1.0, 10.0**far)
+    assert missed(poly, v, near) < 1e-10 * max(1.0, scale)
+    return v, near
 
 
 @over
-@given(seed=st.integers(0, 2**32 - 1), n=st.sampled_from([1, 3]))
-def test_project_is_what_cvxpy_finds(build, seed, n):
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), n=st.sampled_from([1, 3]), far=st.floats(-1, 2))
+@example(seed=0, n=3, far=3.0)
+def test_project_finds_the_nearest_point_as_cvxpy_does(build, seed, n, far):
     rng = np.random.default_rng(seed)
     poly = build(rng, n)
-    v = rng.normal(size=poly.size)
-    np.testing.assert_allclose(project(poly, v), by_cvxpy(poly, v), rtol=0, atol=1e-8)
-
-
-@over
-def test_residual_is_zero_on_the_set_alone(build):
-    rng = np.random.default_rng(0)
-    poly = build(rng, 3)
-    y = poly.tree(10 * rng.normal(size=poly.size))
-    near = poly.set.project(y)
-    assert np.max(np.abs(flat(poly.set.residual(near)))) < 1e-12
-    assert np.max(np.abs(flat(poly.set.residual(y)))) > 0.1
-    poly.set.check(y)
-    assert float(poly.set.emptiness(like=y)) < 1e-12
+    v, near = look_at(poly, 10.0**far, rng)
+    if far <= 1:  # with larger numbers cvxpy loses digits
+        np.testing.assert_allclose(near, by_cvxpy(poly, v), rtol=0, atol=1e-8)
 
 
 @over
 def test_a_set_that_moves_is_the_same_set_with_its_numbers_at_x(build):
     rng = np.random.default_rng(1)
     poly = build(rng, 3, coupled=True)
-    v = rng.normal(size=poly.size)
-    near = project(poly, v, X)
+    v, near = look_at(poly, 1.0, rng, X)
+    y = poly.tree(v)
+    residual, before, emptiness, fixed = answers(poly.set, poly.tree(near), y, X)
+    assert np.max(np.abs(flat(residual))) < 1e-10
+    assert np.max(np.abs(flat(before))) > 0.01 * np.max(np.abs(v - near))
+    assert emptiness < 1e-12
     assert poly.set.coupled
-    assert np.max(np.abs(poly.A @ near - poly.b(X)), initial=0.0) < 1e-10
-    assert missed(poly, v, near) < 1e-10
-    fixed = poly.set.at(X)
     assert not fixed.coupled
-    np.testing.assert_allclose(flat(fixed.project(poly.tree(v))), near, rtol=0, atol=1e-12)
-    poly.set.check(poly.tree(v), X)
-    # Two points at which nothing is missing, and one without x.
-    assert float(poly.set.emptiness(X, poly.tree(v))) < 1e-12
+    np.testing.assert_allclose(flat(fixed.project(y)), near, rtol=0, atol=1e-12)
+    poly.set.check(y, X)
     with pytest.raises(ValueError, match="moves with x"):
-        poly.set.project(poly.tree(v))
+        poly.set.project(y)
 
 
 @pytest.mark.parametrize("name", ["box", "simplex", "capped-rows", "bounded-affine"])
