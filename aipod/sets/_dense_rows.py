@@ -7,7 +7,7 @@ function ends after finitely many steps.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -157,7 +157,7 @@ def _curvature(row: Array, free: Array) -> Array:
     return (row * free[:, None].astype(row.dtype)).T @ row
 
 
-class _Newton(NamedTuple):
+class _Newton(eqx.Module):
     m: Array
     z: Array  # y - R m
     gap: Array  # R'p - q for p = clip(z)

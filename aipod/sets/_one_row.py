@@ -101,7 +101,7 @@ class OneRow(AbstractRows):
         jax.eval_shape(self.rights, y, x)
         return ready
 
-    def _row(self, lower: Array, upper: Array, right: Array) -> Row:
+    def _row(self, lower: Array | float, upper: Array | None, right: Array) -> Row:
         weights = None if self.weights is None else ravel_pytree(self.weights)[0]
         return Row(lower, upper, weights, right, 0 if self.axis is None else self.axis)
 
@@ -111,9 +111,8 @@ class OneRow(AbstractRows):
     def nearest(self, y: Array, lower: Array, upper: Array, right: Array) -> tuple[Array, Array]:
         dtype = jnp.result_type(y, lower, upper, right)
         lower, upper, right = lower.astype(dtype), upper.astype(dtype), right.astype(dtype)
-        row = self._row(lower, upper, right)
-        if self.simplex:
-            row = row._replace(lower=0.0, upper=None)
+        # The projection on a simplex reads no bounds at all.
+        row = self._row(0.0, None, right) if self.simplex else self._row(lower, upper, right)
         return project_on_row(row, y.astype(dtype))
 
     def factor(self, free: Array) -> Array:

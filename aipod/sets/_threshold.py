@@ -5,8 +5,7 @@ and is piecewise linear. Newton's method on t needs a handful of passes over y, 
 breakpoints costs as much as hundreds (on a CPU, at 10,000 entries).
 """
 
-from typing import NamedTuple
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -14,7 +13,7 @@ from jaxtyping import Array
 _MOST_PASSES = 200  # bisection alone ends in fewer, in float64
 
 
-class Row(NamedTuple):
+class Row(eqx.Module):
     """<w, p> = b along an axis with its bounds; arrays of one shape, b with that axis of length 1.
 
     **Arguments:**
@@ -27,7 +26,7 @@ class Row(NamedTuple):
     upper: Array | None
     weights: Array | None
     right: Array
-    axis: int
+    axis: int = eqx.field(static=True)
 
     def clipped(self, z: Array) -> Array:
         """The nearest numbers within the bounds."""
@@ -60,7 +59,7 @@ class Row(NamedTuple):
         return jnp.sum(squared, axis=self.axis, keepdims=True)
 
 
-class _Search(NamedTuple):
+class _Search(eqx.Module):
     t: Array
     low: Array  # t is not below
     high: Array  # t is not above
