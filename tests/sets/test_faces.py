@@ -205,3 +205,49 @@ def test_the_state_of_a_face_is_carried_through_a_loop():
     assert active["b"] is None
     assert active["w"].dtype == jnp.int8
     np.testing.assert_allclose(tangents["b"], np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("name", ["box", "capped", "bounded-affine"])
+def test_a_minimiser_moves_with_its_face(name):
+    """dy*/dx of a quadratic on a set that moves, by the face's formula and by differences."""
+    rng = np.random.default_rng(3)
+    poly = KINDS[name](rng, 3, coupled=True)
+    root = rng.normal(size=(poly.size, poly.size)) / poly.size**0.5
+    curvature, mixed = (
+        jnp.asarray(np.eye(poly.size) + root @ root.T),
+        rng.normal(size=(poly.size, 2)),
+    )
+    length, center = 1 / np.linalg.norm(curvature, 2), jnp.asarray(2 * rng.normal(size=poly.size))
+    restore = ravel_pytree(poly.like)[1]
+
+    def gradient(y, x):
+        return curvature @ (y - center) + jnp.asarray(mixed) @ x
+
+    @jax.jit
+    def minimiser(x):
+        def one(_, y):
+            ahead = restore(y - length * gradient(y, x))
+            return ravel_pytree(poly.set.project(ahead, x))[0]
+
+        return jax.lax.fori_loop(0, 600, one, jnp.zeros(poly.size))
+
+    @jax.jit
+    def slope(y):
+        face = poly.set.face(restore(y), restore(gradient(y, X)), X, step=length)
+
+        def tangent(v):
+            return ravel_pytree(face.tangent(restore(v)))[0]
+
+        def followed(x):
+            return ravel_pytree(face.follow(restore(y), x))[0]
+
+        # y = its way with the face + z along it, such that the gradient has no part along it.
+        _, carried = jax.jvp(followed, (X,), (MOVE,))
+        push = curvature @ carried + jnp.asarray(mixed) @ MOVE
+        P = jax.vmap(tangent)(jnp.eye(poly.size))
+        return carried - jnp.linalg.pinv(P @ curvature @ P) @ (P @ push), face.active
+
+    found, active = slope(minimiser(X))
+    exact = (minimiser(X + 1e-5 * MOVE) - minimiser(X - 1e-5 * MOVE)) / 2e-5
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-7)
+    assert 0 < np.count_nonzero(flat(active)) < poly.size
