@@ -113,7 +113,7 @@ def test_refused_for_a_point(made, point, x, message):
 @pytest.mark.parametrize(
     ("made", "x", "expected"),
     [
-        (aipod.CappedSimplex(1.0, lambda x: x), 0.25, 0.25),  # 3 / 4 of the total
+        (aipod.CappedSimplex(2.0, lambda x: x), 0.5, 0.25),  # 3 / 4 of the total
         (aipod.Simplex(lambda x: x), -1.0, 1.0),
         (aipod.Box(lambda x: x, 1.0), 4.0, 0.75),
         (aipod.Bounded(aipod.Affine(SUM, 0.0, coupling=lambda x: -x), 0.0, 1.0), 6.0, 0.5),
