@@ -57,8 +57,11 @@ class DenseRows(AbstractRows):
         return DenseRows(self.map, None, self.structure, self.stacked)
 
     def example(self) -> PyTree:
-        own = self.map.in_structure if self.structure is None else self.structure
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), own)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._structure)
+
+    @property
+    def _structure(self) -> PyTree[jax.ShapeDtypeStruct]:
+        return self.map.in_structure if self.structure is None else self.structure
 
     def count(self, point: PyTree) -> tuple[int | None, int | None]:
         times = 1 if self.stacked is None else self.stacked
@@ -68,12 +71,13 @@ class DenseRows(AbstractRows):
         flat, restore = ravel_pytree(unified(tree))
         shape = self.map.in_structure.shape
         shape = shape if self.stacked is None else (self.stacked, *shape)
-        wanted = self.example()
-        leaves = [[jnp.shape(leaf) for leaf in jax.tree.leaves(t)] for t in (tree, wanted)]
-        if flat.size != np.prod(shape) or (self.structure is not None and leaves[0] != leaves[1]):
+        wanted, given = (
+            [jnp.shape(v) for v in jax.tree.leaves(t)] for t in (self._structure, tree)
+        )
+        if flat.size != np.prod(shape) or (self.structure is not None and given != wanted):
             raise ValueError(
                 f"the point has shape {describe_shapes(tree)}, but the equalities take "
-                f"{describe_shapes(wanted)}: one entry is needed for each column of A."
+                f"{describe_shapes(self._structure)}: one entry is needed for each column of A."
             )
         return [flat.reshape(shape)], lambda blocks: typed_like(restore(blocks[0].ravel()), tree)
 

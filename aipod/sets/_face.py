@@ -48,19 +48,17 @@ class Face(AbstractSet):
         parts = zip(vectors, rights, sides, self.factors, strict=True)
         return [self.rows.meet(v, right, side == 0, factor) for v, right, side, factor in parts]
 
-    def _free(self, v: PyTree) -> tuple[list[Array], list[Array]]:
-        """The blocks of v, 0 in the active entries; and where entries are free."""
-        free = [side == 0 for side in self.rows.blocks(self.sides)[0]]
-        blocks = self.rows.blocks(v)[0]
-        return [jnp.where(f, b, 0.0) for f, b in zip(free, blocks, strict=True)], free
+    def _free(self, v: PyTree) -> list[Array]:
+        """The blocks of v, 0 in the active entries."""
+        sides, blocks = self.rows.blocks(self.sides)[0], self.rows.blocks(v)[0]
+        return [jnp.where(side == 0, b, 0.0) for side, b in zip(sides, blocks, strict=True)]
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
-        inside, _ = self._free(y)
-        start = [a + b for a, b in zip(inside, self._held(y, x), strict=True)]
+        start = [a + b for a, b in zip(self._free(y), self._held(y, x), strict=True)]
         return self.rows.blocks(y)[1](self._meet(start, self.rows.rights(y, x)))
 
     def tangent(self, v: PyTree) -> PyTree:
-        inside, _ = self._free(v)
+        inside = self._free(v)
         return self.rows.blocks(v)[1](self._meet(inside, [None] * len(inside)))
 
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
@@ -69,15 +67,13 @@ class Face(AbstractSet):
         return self.rows.blocks(like)[1](blocks)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        """A y - b, and how far active entries are from their bounds."""
         blocks, restore = self.rows.blocks(y)
-        off = [b - h for b, h in zip(self._free_removed(blocks), self._held(y, x), strict=True)]
+        parts = zip(blocks, self._free(y), self._held(y, x), strict=True)
+        off = [block - free - held for block, free, held in parts]
         rights = self.rows.rights(y, x)
         gaps = [self.rows.gap(b, right) for b, right in zip(blocks, rights, strict=True)]
         return gaps, restore(off)
-
-    def _free_removed(self, blocks: list[Array]) -> list[Array]:
-        sides = self.rows.blocks(self.sides)[0]
-        return [jnp.where(side == 0, 0.0, b) for side, b in zip(sides, blocks, strict=True)]
 
     def at(self, x: PyTree) -> "Face":
         if not self.coupled:

@@ -43,7 +43,7 @@ class AbstractBounded(AbstractConvex):
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         blocks, restore = self.rows.blocks(y)
         rows, data = self.rows.bare(), self._data(y, x)
-        return restore([_nearest(b, *d, rows=rows) for b, d in zip(blocks, data, strict=True)])
+        return restore([_nearest(b, *d, rows=rows)[0] for b, d in zip(blocks, data, strict=True)])
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         """A y - b, and how far entries are beyond their bounds."""
@@ -137,17 +137,22 @@ def _largest(v: Array) -> Array:
 
 
 @eqx.filter_custom_jvp
-def _nearest(y: Array, lower: Array, upper: Array, right: Any, *, rows: AbstractRows) -> Array:
-    return rows.nearest(y, lower, upper, right)[0]
+def _nearest(
+    y: Array, lower: Array, upper: Array, right: Any, *, rows: AbstractRows
+) -> tuple[Array, Array]:
+    return rows.nearest(y, lower, upper, right)
 
 
 @_nearest.def_jvp
-def _nearest_jvp(primals: tuple, tangents: tuple, *, rows: AbstractRows) -> tuple[Array, Array]:
+def _nearest_jvp(primals: tuple, tangents: tuple, *, rows: AbstractRows) -> tuple[Any, Any]:
     """The projection moves along the face that it lands on, and with the bounds of that face."""
-    y, lower, upper, right = primals
-    point, before = rows.nearest(y, lower, upper, right)
+    _, lower, upper, _ = primals
+    # Through the rule once more, for derivatives of derivatives.
+    point, before = _nearest(*primals, rows=rows)
     low, high = before <= lower, before >= upper
     free = ~(low | high)
     moves = [jnp.zeros_like(point) if t is None else t for t in tangents[:3]]
     moved = jnp.where(low, moves[1], jnp.where(high, moves[2], moves[0]))
-    return point, rows.meet(moved, tangents[3], free, rows.factor(free)).astype(point.dtype)
+    slope = rows.meet(moved, tangents[3], free, rows.factor(free)).astype(point.dtype)
+    # The multipliers only decide which bounds are active.
+    return (point, before), (slope, jnp.zeros_like(before))

@@ -251,3 +251,19 @@ def test_a_minimiser_moves_with_its_face(name):
     exact = (minimiser(X + 1e-5 * MOVE) - minimiser(X - 1e-5 * MOVE)) / 2e-5
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-7)
     assert 0 < np.count_nonzero(flat(active)) < poly.size
+
+
+@pytest.mark.parametrize("name", ["box", "simplex", "bounded-affine"])
+def test_a_projection_has_derivatives_of_its_derivatives(name):
+    poly = KINDS[name](np.random.default_rng(0), 1)
+    v = jnp.asarray(np.random.default_rng(1).normal(size=poly.size))
+
+    def energy(v):
+        return jnp.sum(flat_project(v) ** 2) / 2
+
+    def flat_project(v):
+        return ravel_pytree(poly.set.project(poly.tree(v)))[0]
+
+    # The projection is linear around v: the Hessian of half its square is P'P = P.
+    hessian = jax.jit(jax.jacfwd(jax.grad(energy)))(v)
+    np.testing.assert_allclose(hessian, jax.jit(jax.jacfwd(flat_project))(v), atol=1e-10)
