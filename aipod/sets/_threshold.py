@@ -63,7 +63,7 @@ class _Search(eqx.Module):
     t: Array
     low: Array  # t is not below
     high: Array  # t is not above
-    width: Array  # high - low, two passes ago and one pass ago
+    width: Array  # high - low, one pass ago and two passes ago
     width_before: Array
     done: Array
     passes: Array
