@@ -229,3 +229,6 @@ KINDS = {
     "bounded-flow": bounded(flow),
     "product": product,
 }
+# Other ways to give A, which is made dense: then everything is as for "bounded-affine".
+MADE_DENSE = ("bounded-sparse", "bounded-operator")
+DISTINCT = {name: build for name, build in KINDS.items() if name not in MADE_DENSE}
