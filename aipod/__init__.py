@@ -36,11 +36,15 @@ from aipod.problem import Noise as Noise
 from aipod.problem import Scope as Scope
 from aipod.sets import AbstractSet as AbstractSet
 from aipod.sets import Affine as Affine
+from aipod.sets import Bounded as Bounded
+from aipod.sets import Box as Box
 from aipod.sets import Budget as Budget
+from aipod.sets import CappedSimplex as CappedSimplex
 from aipod.sets import Consensus as Consensus
 from aipod.sets import Flow as Flow
 from aipod.sets import Free as Free
 from aipod.sets import Product as Product
+from aipod.sets import Simplex as Simplex
 from aipod.slots import Cost as Cost
 from aipod.slots import Turn as Turn
 from aipod.slots.adjoint import AbstractAdjoint as AbstractAdjoint

@@ -1,15 +1,20 @@
-"""Constraint sets: affine subspaces of pytrees, `{y : A y + h(x) = c}`.
+"""Constraint sets: affine subspaces of pytrees, `{y : A y + h(x) = c}`, and such sets with bounds.
 
-Every set answers `project`, `tangent`, `anchor` and `residual`, under jit, vmap and grad; see
+Every set answers `project` and `residual`, under jit, vmap and grad. An affine set answers
+`tangent` and `anchor` too; a set with bounds has a `face` at each point, which does. See
 `AbstractSet`, from which sets of one's own derive.
 
 Bad input raises `ValueError` when the set is made, before anything is compiled.
 """
 
 from aipod.sets._affine import Affine as Affine
+from aipod.sets._bounded import Bounded as Bounded
+from aipod.sets._box import Box as Box
 from aipod.sets._budget import Budget as Budget
 from aipod.sets._consensus import Consensus as Consensus
 from aipod.sets._flow import Flow as Flow
 from aipod.sets._free import Free as Free
 from aipod.sets._product import Product as Product
 from aipod.sets._set import AbstractSet as AbstractSet
+from aipod.sets._simplex import CappedSimplex as CappedSimplex
+from aipod.sets._simplex import Simplex as Simplex

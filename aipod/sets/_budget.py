@@ -18,6 +18,7 @@ from aipod.sets._inputs import (
     require_concrete,
     total_size,
 )
+from aipod.sets._one_row import OneRow
 from aipod.sets._right import RightHandSide
 from aipod.sets._set import AbstractSet
 from aipod.sets._types import typed_like, widened
@@ -106,6 +107,9 @@ class Budget(AbstractSet):
 
     def at(self, x: PyTree) -> "Budget":
         return eqx.tree_at(lambda s: s.right, self, self.right.fixed(x)) if self.coupled else self
+
+    def equalities(self) -> OneRow:
+        return OneRow(self.right, self.weights)
 
     def example(self) -> PyTree | None:
         return None if self.weights is None else optax.tree.zeros_like(self.weights)

@@ -4,6 +4,7 @@ import optax
 from jaxtyping import PyTree
 
 from aipod.sets._geometry import zero_anchor
+from aipod.sets._rows import NoRows
 from aipod.sets._set import AbstractSet
 
 
@@ -34,3 +35,6 @@ class Free(AbstractSet):
 
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
         return 0, 0
+
+    def equalities(self) -> NoRows:
+        return NoRows()

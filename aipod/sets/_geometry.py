@@ -36,6 +36,11 @@ class AbstractGeometry(eqx.Module):
         """A y + h(x) - c; for a set without a matrix, y - project(y). Zero exactly on the set."""
 
     @property
+    def affine(self) -> bool:
+        """Whether the set is an affine subspace, as above; a set with bounds is not."""
+        return True
+
+    @property
     def coupled(self) -> bool:
         """Whether the set moves with x."""
         return False

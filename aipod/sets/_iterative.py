@@ -10,11 +10,15 @@ import numpy as np
 import optax
 import scipy.sparse
 from jax.experimental.sparse import BCOO
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from aipod.sets._inputs import largest, require_range
-from aipod.sets._linear import AbstractMap, too_small
+from aipod.sets._linear import AbstractMap, DenseMap, too_small
 from aipod.sets._types import typed_like
+
+# A dense factor of a larger matrix would be slow.
+_DENSE_ENTRIES = 4_000_000
 
 
 class IterativeMap(AbstractMap):
@@ -64,6 +68,18 @@ class IterativeMap(AbstractMap):
     def pull(self, matrix: Array) -> None:
         return None
 
+    def dense(self) -> DenseMap:
+        columns = sum(s.size for s in jax.tree.leaves(self.in_structure))
+        rows = sum(s.size for s in jax.tree.leaves(self.out_structure))
+        if rows * columns > _DENSE_ENTRIES:
+            raise ValueError(
+                f"bounds beside equalities need A as a dense matrix of at most {_DENSE_ENTRIES:,} "
+                f"entries, but it has {rows} rows and {columns} columns: split the set into a "
+                "Product, or leave the bounds out."
+            )
+        with jax.ensure_compile_time_eval():
+            return DenseMap(np.asarray(_matrix(self)), jnp.result_type(float))
+
     def tangent(self, v: PyTree) -> PyTree:
         v = typed_like(v, self.in_structure)
         # The second pass removes what the first has left of the row space.
@@ -76,6 +92,15 @@ class IterativeMap(AbstractMap):
             rtol=self.rtol, atol=self.rtol, max_steps=self.max_steps, conlim=float("inf")
         )
         return lx.linear_solve(self.operator, b, solver, throw=False).value
+
+
+@eqx.filter_jit
+def _matrix(map: IterativeMap) -> Array:
+    """A, one row at a time: there are usually fewer of them than columns."""
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), map.out_structure)
+    flat, restore = ravel_pytree(zeros)
+    transposed = jax.linear_transpose(map.mv, map.in_structure)
+    return jax.vmap(lambda row: ravel_pytree(transposed(restore(row))[0])[0])(jnp.eye(flat.size))
 
 
 @eqx.filter_jit

@@ -65,6 +65,15 @@ class AbstractMap(eqx.Module):
     def pull(self, matrix: Array) -> Array | None:
         """A^+ H in coordinates; None where that would take one solve for each column of H."""
 
+    @abc.abstractmethod
+    def dense(self) -> "DenseMap":
+        """A as a factored matrix, on ravelled v; of a stack of maps, one of them."""
+
+    @property
+    def stacked(self) -> int | None:
+        """How many copies of one map this is; None where it is no stack."""
+        return None
+
 
 def too_small(dtype: Any) -> str:
     return (
@@ -159,6 +168,9 @@ class DenseMap(AbstractMap):
         slope = np.asarray(self.scaled_left).T @ np.asarray(matrix)
         return jnp.asarray(slope, self.matrix.dtype)
 
+    def dense(self) -> "DenseMap":
+        return self
+
 
 class StackedMap(AbstractMap):
     """One map, applied to each of several vectors: v has a leading axis of length `count`."""
@@ -204,3 +216,10 @@ class StackedMap(AbstractMap):
 
     def pull(self, matrix: Array) -> Array | None:
         return None
+
+    def dense(self) -> DenseMap:
+        return self.base.dense()
+
+    @property
+    def stacked(self) -> int | None:
+        return self.count

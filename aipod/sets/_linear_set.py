@@ -13,9 +13,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import is_concrete, same_structure
+from aipod.sets._dense_rows import DenseRows
 from aipod.sets._inputs import largest, total_size
 from aipod.sets._linear import AbstractMap
 from aipod.sets._right import LinearCoupling, RightHandSide
+from aipod.sets._rows import AbstractRows
 from aipod.sets._set import AbstractSet
 from aipod.sets._types import tolerance, typed_like, unified
 
@@ -168,9 +170,24 @@ class AbstractLinearSet(AbstractSet):
             return self
         return eqx.tree_at(lambda s: s.equations, self, self.equations.fixed(x))
 
+    def equalities(self) -> AbstractRows:
+        structure, target = self.map.in_structure, self.target
+        # A vector stands for any pytree, which is ravelled.
+        vector = same_structure(structure, 0.0) and len(structure.shape) == 1
+        right = self.equations.right
+        if self.map.stacked is None:
+            right = RightHandSide(ravel_pytree(target)[0], _ravelled(right.coupling))
+        return DenseRows(self.map.dense(), right, None if vector else structure, self.map.stacked)
+
     def example(self) -> PyTree:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.map.in_structure)
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
         self._taken(y)
         self.equations.check(x, name)
+
+
+def _ravelled(coupling: Callable[[PyTree], PyTree] | None) -> Callable[[PyTree], Array] | None:
+    if coupling is None or isinstance(coupling, LinearCoupling):
+        return coupling
+    return lambda x: ravel_pytree(coupling(x))[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod.sets._set import AbstractSet
 
@@ -78,6 +78,36 @@ class Product(AbstractSet):
         """`_answers` in the container of the first tree, or else in that of the sets."""
         answers = self._answers(function, *trees)
         return _like_container(trees[0] if trees else self.parts, answers)
+
+    @property
+    def affine(self) -> bool:
+        return all(s.affine for s in self.sets())
+
+    def face(
+        self,
+        y: PyTree,
+        correction: PyTree,
+        x: PyTree = None,
+        *,
+        step: ArrayLike = 1.0,
+        previous: PyTree = None,
+    ) -> "Product":
+        if self.affine:
+            return self
+        old = self._each(lambda s: None) if previous is None else previous
+        return self._faces(
+            lambda s, a, b, p: s.face(a, b, x, step=step, previous=p), y, correction, old
+        )
+
+    def holding(self, active: PyTree) -> "Product":
+        return self if self.affine else self._faces(lambda s, part: s.holding(part), active)
+
+    def _faces(self, function: Callable[..., AbstractSet], *trees: PyTree) -> "Product":
+        return Product(_like_container(self.parts, self._answers(function, *trees)))
+
+    @property
+    def active(self) -> PyTree:
+        return self._each(lambda s: s.active)
 
     @property
     def coupled(self) -> bool:

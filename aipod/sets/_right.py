@@ -49,6 +49,10 @@ class RightHandSide(eqx.Module):
     target: PyTree
     coupling: Callable[[PyTree], PyTree] | None
 
+    @property
+    def coupled(self) -> bool:
+        return self.coupling is not None
+
     def at(self, x: PyTree) -> PyTree:
         """Its value at x."""
         if self.coupling is None:

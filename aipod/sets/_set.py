@@ -1,10 +1,11 @@
 """`AbstractSet`, the base of all sets: geometry, clients, and the answers that are sets again."""
 
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy
 from aipod.sets._clients import AbstractClients
 from aipod.sets._geometry import AbstractGeometry
+from aipod.sets._rows import AbstractRows
 
 
 class AbstractSet(AbstractGeometry, AbstractClients):
@@ -31,6 +32,7 @@ class AbstractSet(AbstractGeometry, AbstractClients):
     - A projection that is orthogonal in another inner product: `cotangent`, `riesz`.
     - What `aipod.check` and the solvers report: `constrained`, `constraints(point)`, `example()`,
         `check(y, x, name=...)`.
+    - A convex set that is not affine: see `affine`, `face` and `holding`.
     - `directions()`, where the linear subspace parallel to the set has a class of its own.
     - A set of clients: `federated`, `per_client`, `everyone`, `largest`, `summed`, `for_round`,
         `project_corrected`, `keep_absent` and `message_size`.
@@ -55,12 +57,53 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         ```
     """
 
+    def face(
+        self,
+        y: PyTree,
+        correction: PyTree,
+        x: PyTree = None,
+        *,
+        step: ArrayLike = 1.0,
+        previous: PyTree = None,
+    ) -> "AbstractSet":
+        """The active face at the point y of the set: an affine set. For affine sets the set itself.
+
+        A bound is active where projecting y - step * correction lands on it: y is at the bound, and
+        the bound's multiplier has the right sign. For a minimiser y, with its gradient as the
+        correction, this holds with any step.
+
+        **Arguments:**
+
+        - `correction`: the gradient at y, or what ProxSkip's correction has learned of it.
+        - `step`: how far to go against the correction; a step size of gradient descent suits. It
+            weighs noise in the correction against noise in y.
+        - `previous`: `active` of the face before. A bound then changes its state only where the
+            test is passed, or failed, by a factor of 2: noise does not switch it to and fro.
+        """
+        return self
+
+    def holding(self, active: PyTree) -> "AbstractSet":
+        """The face on which these bounds hold with equality; `active` as of a face."""
+        return self
+
+    @property
+    def active(self) -> PyTree:
+        """Of a face, in the structure of a point: -1 at a lower bound, 1 at an upper one, else 0.
+
+        None for a set that is its own face.
+        """
+        return None
+
     def at(self, x: PyTree) -> "AbstractSet":
         """The set with x fixed; its methods then need no x. Loops over y start with this."""
         # Here, because the class is itself an AbstractSet.
         from aipod.sets._wrapped import Fixed
 
         return Fixed(self, x) if self.coupled else self
+
+    def equalities(self) -> AbstractRows | None:
+        """The set as equalities, beside which bounds can stand; None where it is not given so."""
+        return None
 
     def directions(self) -> "AbstractSet":
         """The directions along which the set extends, as a set: its projection is `tangent`."""

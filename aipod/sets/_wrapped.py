@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod.sets._geometry import zero_anchor
 from aipod.sets._set import AbstractSet
@@ -98,6 +98,27 @@ class Fixed(AbstractWrapped):
 
     def directions(self) -> AbstractSet:
         return self.base.directions()
+
+    @property
+    def affine(self) -> bool:
+        return self.base.affine
+
+    def face(
+        self,
+        y: PyTree,
+        correction: PyTree,
+        x: PyTree = None,
+        *,
+        step: ArrayLike = 1.0,
+        previous: PyTree = None,
+    ) -> AbstractSet:
+        if self.affine:
+            return self
+        found = self.base.face(y, correction, self.x, step=step, previous=previous)
+        return found.at(self.x)
+
+    def holding(self, active: PyTree) -> AbstractSet:
+        return self if self.affine else self.base.holding(active).at(self.x)
 
     def for_round(self, key: PRNGKeyArray) -> "Fixed":
         return Fixed(self.base.for_round(key), self.x)
