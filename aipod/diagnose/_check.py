@@ -17,6 +17,7 @@ from aipod.diagnose._derivatives import (
 from aipod.diagnose._findings import LowerCurvature, Notes, Report
 from aipod.diagnose._measure import precision
 from aipod.diagnose._parts import check_fit, check_samplers, check_set
+from aipod.diagnose._steps import check_dependence, check_repeats, first_step
 from aipod.problem import Bilevel
 from aipod.sets._inputs import total_size
 
@@ -29,7 +30,7 @@ def check(problem: Bilevel, x0: PyTree, y0: PyTree, *, key: PRNGKeyArray) -> Rep
 
     Values, gradients and curvatures are computed at the projections of x0 and y0, with the
     samplers' expectations, or with one batch where a sampler has none. Convexity is tested at that
-    point only.
+    point only, the largest curvature also a little away from it.
 
     **Arguments:**
 
@@ -63,16 +64,21 @@ def check(problem: Bilevel, x0: PyTree, y0: PyTree, *, key: PRNGKeyArray) -> Rep
     fixed, sampled, known = batches
     for name in ("upper", "lower"):
         notes.attempt(name, check_values, name, fixed, sampled, x, y)
+        notes.attempt(name, check_repeats, name, fixed, x, y)
     if not notes.report().ok:
         return notes.report()  # derivatives of what is not finite, or off the set, mean nothing
     for name in ("upper", "lower"):
         notes.attempt(f"{name} gradient", check_gradients, name, fixed, x, y, keys[1])
     notes.attempt("lower curvature", check_curvature, fixed, x, y, keys[2])
+    if notes.report().ok:
+        notes.attempt("curvature and x", check_dependence, fixed, x, y, keys[2])
     reason = _why_not_exact(notes.report(), known, x, y)
     if reason:
         notes.ok("hypergradient", f"not compared with finite differences: {reason}.")
     else:
         notes.attempt("hypergradient", check_hypergradient, fixed, x, y, keys[3])
+    if reason and notes.report().ok:
+        notes.attempt("step sizes", _rough_step, sampled, x, y, keys[3])
     _conclude(notes, reason)
     return notes.report()
 
@@ -101,8 +107,16 @@ def _conclude(notes: Notes, reason: str) -> None:
         if 0 < steepest < math.inf:
             suggested |= {"lower_lr": 1 / steepest, "adjoint_lr": 1 / steepest}
     words = ", ".join(f"{name}={value:.3g}" for name, value in suggested.items()) or "none"
-    if "upper_lr" in suggested:
-        words += "; upper_lr is rough, from the curvature of F along its own gradient"
+    if "upper_lr" not in suggested:
+        words += "; no upper_lr: F is flat here, or x is 0 and does not tell its scale"
+    elif reason:
+        words += "; upper_lr moves x by a hundredth in the first step, and no more is known of it"
     else:
-        words += f"; no upper_lr: {reason or 'the curvature of F is 0 here, or not known'}"
-    notes.ok("step sizes", f"{words}.")
+        words += "; upper_lr was tried on F for a few steps"
+    notes.ok("step sizes", f"{words}. Without them every solver finds its own.")
+
+
+def _rough_step(notes: Notes, problem: Bilevel, x: PyTree, y: PyTree, key: PRNGKeyArray) -> None:
+    found = first_step(problem, x, y, key)
+    if found is not None:
+        notes.numbers.setdefault("suggested", {})["upper_lr"] = found

@@ -18,6 +18,7 @@ from aipod.diagnose._measure import (
     upper_curvature,
     values_and_gradients,
 )
+from aipod.diagnose._steps import tried_step
 from aipod.problem import Bilevel, draw
 from aipod.sets._inputs import total_size
 from aipod.slots.adjoint import ConjugateGradient
@@ -144,8 +145,9 @@ def check_hypergradient(
         "the second derivatives of lower are not those of its gradient, or F has a kink here: look "
         "for custom_vjp and custom_jvp rules in lower, and for a coupling with kinks.",
     )
-    if right and steepest > 0:
-        notes.numbers["suggested"] = {"upper_lr": 1 / steepest}
+    lr = tried_step(problem, x, y0, 1 / steepest) if right and steepest > 0 else None
+    if lr is not None:
+        notes.numbers["suggested"] = {"upper_lr": lr}
 
 
 def _batch(problem: Bilevel, name: str) -> Any:

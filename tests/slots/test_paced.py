@@ -1,0 +1,164 @@
+"""`paced_adam`, the upper level without units, and the steps on y that go with it."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import aipod
+from aipod import federated
+
+KEY = jax.random.key(0)
+NAMED = {
+    "AiPOD": aipod.AiPOD,
+    "E-AiPOD": aipod.EAiPOD,
+    "E-AiPOD, T = 3": lambda: aipod.EAiPOD(upper_steps=3),
+    "E2-AiPOD": aipod.E2AiPOD,
+    "E3-AiPOD": aipod.E3AiPOD,
+    "FedNest": aipod.FedNest,
+    "FedNest, tau = 3": lambda: aipod.FedNest(upper_steps=3),
+}
+
+
+class Upper(eqx.Module):
+    """f = scale (1/2 |y / unit - 1|^2 + 1/200 |x / unit|^2); the units are data, not constants."""
+
+    unit: jax.Array
+    scale: jax.Array
+
+    def __call__(self, x, y, batch):
+        return self.scale * (
+            0.5 * jnp.sum((y / self.unit - 1) ** 2) + 0.005 * jnp.sum((x / self.unit) ** 2)
+        )
+
+
+class Lower(eqx.Module):
+    unit: jax.Array
+
+    def __call__(self, x, y, batch):
+        return 0.5 * jnp.sum(((y - x) / self.unit) ** 2)
+
+
+def quadratic(unit=1.0, scale=1.0):
+    """y* = x, so F is least at x = unit / 1.01."""
+    unit, scale = jnp.asarray(unit), jnp.asarray(scale)
+    return aipod.Bilevel(Upper(unit, scale), Lower(unit))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_x_and_f_may_have_any_unit(name):
+    solver = NAMED[name]()
+    for unit, scale, start in [
+        (1.0, 1.0, 0.0),
+        (1e-3, 1e3, 0.0),
+        (1e3, 1e-3, 0.0),
+        (1e-3, 1e-3, 5.0),
+        (1e3, 1e3, 100.0),
+    ]:
+        found = aipod.solve(
+            quadratic(unit, scale), solver, jnp.full(3, start * unit), jnp.zeros(3), 1000, key=KEY
+        )
+        np.testing.assert_allclose(1.01 * found.x / unit, 1.0, atol=0.01, err_msg=f"{unit} {scale}")
+
+
+@pytest.mark.parametrize("solver", [aipod.AiPOD(), aipod.E3AiPOD()], ids=["AiPOD", "E3-AiPOD"])
+def test_a_change_of_units_changes_nothing_else(solver):
+    """By powers of two, whose products round alike: the iterates agree bit for bit."""
+    start, y0 = jnp.array([3.0, -2.0, 0.5]), jnp.array([1.0, 0.0, 2.0])
+    plain = aipod.solve(quadratic(), solver, start, y0, 60, key=KEY)
+    unit, scale = 2.0**9, 2.0**-7
+    other = aipod.solve(quadratic(unit, scale), solver, unit * start, unit * y0, 60, key=KEY)
+    np.testing.assert_array_equal(other.x / unit, plain.x)
+    np.testing.assert_array_equal(other.y / unit, plain.y)
+    assert not np.allclose(plain.x, start)
+
+
+def test_weights_that_are_small_stay_small():
+    """Weights near 1 / 500: 500 steps must not throw them away from their scale."""
+    wanted = jnp.linspace(1.0, 3.0, 8) / 500
+    problem = aipod.Bilevel(
+        upper=lambda x, y, _: jnp.sum((y - wanted) ** 2),
+        lower=lambda x, y, _: 0.5 * jnp.sum((y - x) ** 2),
+    )
+    found = aipod.solve(problem, aipod.E3AiPOD(), jnp.full(8, 1 / 500), jnp.zeros(8), 500, key=KEY)
+    np.testing.assert_allclose(found.x, wanted, rtol=0.01)
+
+
+def test_leaves_may_have_units_of_their_own():
+    problem = aipod.Bilevel(
+        upper=lambda x, y, _: (y["a"] / 100 - 1.2) ** 2 + (y["b"] * 100 - 0.7) ** 2,
+        lower=lambda x, y, _: (
+            0.5 * ((y["a"] - x["a"]) / 100) ** 2 + 0.5 * (100 * (y["b"] - x["b"])) ** 2
+        ),
+    )
+    x0 = {"a": jnp.asarray(100.0), "b": jnp.asarray(0.01)}
+    y0 = {"a": jnp.asarray(0.0), "b": jnp.asarray(0.0)}
+    # Fixed steps: one step size for a Hessian of condition 1e8 would never move y["a"].
+    solver = aipod.Alternating(
+        aipod.AiPOD().lower, aipod.Direct(), aipod.EveryStep(optimizer=aipod.paced_adam())
+    )
+    exact = aipod.Alternating(_Exactly(), solver.adjoint, solver.upper)
+    found = aipod.solve(problem, exact, x0, y0, 1000, key=KEY)
+    np.testing.assert_allclose(found.x["a"], 120.0, rtol=0.01)
+    np.testing.assert_allclose(found.x["b"], 0.007, rtol=0.01)
+
+
+class _Exactly(aipod.AbstractLower):
+    """y = x, the solution of the problem above."""
+
+    lr: float = 1.0
+
+    def run(self, turn, state):
+        return turn.x, state, turn.lower_cost(0, lower_draws=1)
+
+
+def test_paced_adam_needs_a_solver():
+    optimizer = aipod.paced_adam()
+    state = optimizer.init(jnp.ones(2))
+    with pytest.raises(ValueError, match="must be told of the last move"):
+        optimizer.update(jnp.ones(2), state, jnp.ones(2))
+    chained = aipod.E3AiPOD(upper_optimizer=optax.chain(optax.clip(1.0), aipod.paced_adam()))
+    with pytest.raises(ValueError, match="by itself"):
+        aipod.solve(quadratic(), chained, jnp.ones(3), jnp.ones(3), 2, key=KEY)
+
+
+def test_the_pace_falls_when_y_cannot_follow():
+    """y takes hundreds of outer steps to follow x: without the promise x would run far ahead."""
+    slow = aipod.Alternating(
+        lower=aipod.ProjectedSGD(lr=0.003, steps=1),
+        adjoint=aipod.Neumann(1, lr=1.0),
+        upper=aipod.EveryStep(optimizer=aipod.paced_adam()),
+    )
+    problem = aipod.Bilevel(
+        upper=lambda x, y, _: 0.5 * jnp.sum((y - 1) ** 2),
+        lower=lambda x, y, _: 0.5 * jnp.sum((y - x) ** 2),
+    )
+    found = aipod.solve(
+        problem,
+        slow,
+        jnp.full(2, 0.1),
+        jnp.zeros(2),
+        2000,
+        key=KEY,
+        record=lambda x, y: {"x": jnp.max(jnp.abs(x))},
+    )
+    assert np.max(found.history["x"]) < 5
+
+
+def test_in_a_federation_all_clients_keep_one_pace():
+    rng = np.random.default_rng(0)
+    shift = jnp.asarray(rng.normal(size=(4, 6, 3)))
+
+    def lower(x, y, batch):
+        return 0.5 * jnp.mean(jnp.sum((y - x - batch) ** 2, -1))
+
+    def upper(x, y, batch):
+        return 0.5 * jnp.sum((y - 1) ** 2) + 0.05 * jnp.sum(x**2)
+
+    problem = federated.federate(upper, lower, shift, shift, batch_size=None)
+    start = federated.replicate(jnp.full(3, 0.5), 4)
+    found = aipod.solve(problem, aipod.E3AiPOD(), start, jnp.zeros((4, 3)), 600, key=KEY)
+    best = (1 - jnp.mean(shift, (0, 1))) / 1.1
+    np.testing.assert_allclose(found.x, jnp.broadcast_to(best, (4, 3)), atol=0.01)
