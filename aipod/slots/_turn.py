@@ -126,7 +126,7 @@ class Turn(NamedTuple):
         """The decrease of F that the last move of x promised, that of f which came of it, and f.
 
         With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
-        both at (x, y); and f where the outer step began. The samples here are not those that dx
+        and f, with x and y as the outer step found them. The samples here are not those that dx
         came from, so neither is biased by their noise. In a federation the sums over clients travel
         with the round.
         """
@@ -136,11 +136,10 @@ class Turn(NamedTuple):
             )
         moved_x, moved_y, before = self.moves
         upper_set, lower_set = self.problem.upper_set, self.problem.lower_set
-        # The slopes at the clients' own y, where the hypergradient needs them anyway. The value at
-        # the y that they share: their own is better for each of them than for all.
-        slope_x = grad_x_upper(self.problem, self.x, self.y, batch)
-        slope_y = grad_y_upper(self.problem, self.x, self.y, batch)
-        value = self.problem.upper(self.x, before, batch)
+        # At the y that all clients share: their own y is better for each of them than for all.
+        value, (slope_x, slope_y) = jax.value_and_grad(self.problem.upper, argnums=(0, 1))(
+            self.x, before, batch
+        )
         direct = inner(slope_x, moved_x, per_client=upper_set.per_client)
         followed = inner(slope_y, moved_y, per_client=lower_set.per_client)
         promised = direct

@@ -22,8 +22,9 @@ _FIRST_BATCHES = 8
 # What an outer step leaves of an older, larger estimate. Small batches differ, and steps made for
 # the flat ones would diverge on the others; a run that has become flatter forgets in time.
 _KEPT = 0.99
-# By how much the estimate grows where a step leads out of the domain of the objective.
-_TOO_FAR = 4.0
+# The estimate is looked for anew where the step that it allows meets more than this many times of
+# it, within this range, by so many halvings of its logarithm at most.
+_FURTHER, _TOO_FAR, _HALVINGS = 2.0, 1e12, 12
 
 
 class Curvature(eqx.Module):
@@ -72,9 +73,9 @@ class Curvature(eqx.Module):
                 "fields `lr` of the lower and the adjoint slot alone: name the field so, or give a "
                 "number."
             )
-        # Where nothing bends, no length is better than another.
-        bends = estimate > 0
-        step = jnp.where(bends, self.safety / jnp.where(bends, estimate, 1.0), self.safety)
+        # Where nothing bends, no length is better than another. An estimate that has not come yet
+        # over a network is NaN, and stays so.
+        step = self.safety / jnp.where(estimate == 0, 1.0, estimate)
         return step if self.cap is None else jnp.minimum(self.cap, step)
 
     def halved(self) -> str:
@@ -139,17 +140,42 @@ def _ahead(
     *,
     per_client: bool,
 ) -> Array:
-    """The curvature on the way to the next point, y - slope / size, from the slope there.
+    """An estimate that still holds at the end of the step that it allows.
 
-    More than `size` where the objective bends more further on, as it does where it is flat at y.
+    The curvature l on the way to y - slope / l comes from the slope there. Where the objective is
+    flat at y and bends further on, it is more than `size`; then the least l is looked for that is
+    as large as what it leads to. Elsewhere this costs one gradient.
     """
-    length = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 1.0)
-    ahead = jax.tree.map(lambda a, b: (a - _beside(length, b) * b).astype(a.dtype), y, slope)
-    change = norm(optax.tree.sub(slope_at(ahead), slope), per_client=per_client)
-    way = length * norm(slope, per_client=per_client)
-    found = jnp.where(way > 0, change / jnp.where(way > 0, way, 1.0), size)
-    # Out of the domain of a logarithm, say: certainly too far.
-    return jnp.where(jnp.isfinite(found), found, _TOO_FAR * jnp.maximum(size, 1 / length))
+    steep = norm(slope, per_client=per_client)
+
+    def met(curvature: Array) -> Array:
+        length = 1 / curvature
+        ahead = jax.tree.map(lambda a, b: (a - _beside(length, b) * b).astype(a.dtype), y, slope)
+        change = norm(optax.tree.sub(slope_at(ahead), slope), per_client=per_client)
+        found = change * curvature / jnp.where(steep > 0, steep, 1.0)
+        # Out of the domain of a logarithm, say: certainly too far.
+        return jnp.where(jnp.isfinite(found), found, jnp.inf)
+
+    low = jnp.where(size > 0, size, 1.0)
+    first = met(low)
+    high = jnp.where(jnp.isfinite(first), jnp.maximum(first, low), low * _TOO_FAR)
+    # Where nothing bends at y, the first step has no scale, and may be far too short as well.
+    low = jnp.where(size > 0, low, high / _TOO_FAR)
+    searched = first > _FURTHER * size
+
+    def searching(carry: tuple[Array, Array, Array]) -> Array:
+        low, high, count = carry
+        return jnp.any(searched & (high > _FURTHER * low)) & (count < _HALVINGS)
+
+    def halved(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        low, high, count = carry
+        middle = jnp.sqrt(low) * jnp.sqrt(high)
+        enough = met(middle) <= middle
+        return jnp.where(enough, low, middle), jnp.where(enough, middle, high), count + 1
+
+    start = (low, high, jnp.zeros((), jnp.int32))
+    _, found, _ = jax.lax.while_loop(searching, halved, start)
+    return jnp.where(searched, found, jnp.maximum(size, first))
 
 
 def curvature_update(
@@ -205,7 +231,7 @@ def curvature_update(
             return lower_set.riesz(gradient(point))
 
         now = jnp.max(sizes, 0)
-        now = jnp.maximum(now, _ahead(slope_at, y, slope, now, per_client=per_client))
+        now = _ahead(slope_at, y, slope, now, per_client=per_client)
         vector = jax.tree.map(better, vectors)
         return vector, jnp.maximum(largest, now), jnp.minimum(bend, better(cosines))
 

@@ -357,7 +357,7 @@ def test_a_product_of_free_parts_is_free():
             lambda: aipod.FirstOrderPenalty(upper_lr=0.1, perturbation=0.0),
             r"perturbation \(delta\) must be positive",
         ),
-        (lambda: aipod.FirstOrderPenalty(), r"either upper_lr or upper_optimizer"),
+        (lambda: aipod.DifferenceStep(), r"either upper_lr or upper_optimizer"),
         (lambda: aipod.baselines.rule("bsb", 10), r"method must be one of alset.*got 'bsb'"),
         (lambda: aipod.baselines.rule("bsa", 0), r"steps \(K\) must be a whole number"),
     ],

@@ -271,9 +271,7 @@ def test_the_damping_covers_a_lower_level_that_bends_down():
     assert 0.3 < float(held.state.adjoint.damping) <= 0.6
 
 
-def test_no_argument_is_a_choice_and_fades():
-    solver = aipod.E3AiPOD()
-    assert solver.upper.optimizer is aipod.fading_adam()
+def test_fading_adam_fades():
     steps = []
     state = aipod.fading_adam(0.01, fade=4.0).init(jnp.zeros(1))
     for _ in range(13):

@@ -217,7 +217,9 @@ def test_divergence_has_its_own_exit_code_and_keeps_the_last_good_state(tmp_path
     assert "lower_lr=150" in result.stderr
     (saved,) = (tmp_path / "bad" / "checkpoint").glob("step-*.npz")
     with np.load(saved) as content:
-        assert all(np.all(np.isfinite(content[n])) for n in content.files if n.startswith("state"))
+        # The watch squares what the iterates are, and overflows before them.
+        state = [n for n in content.files if n.startswith("state") and ".watch" not in n]
+        assert all(np.all(np.isfinite(content[n])) for n in state)
 
 
 def interrupted(process: subprocess.Popen, sign: str) -> tuple[str, str]:

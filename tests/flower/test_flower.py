@@ -563,8 +563,9 @@ def test_what_leaves_a_client_is_clipped_noisy_and_the_same_when_asked_again(rid
 @pytest.mark.parametrize(
     ("solver", "message"),
     [
-        (aipod.E3AiPOD(damping=0.0), "numbers for lower_lr"),
-        (aipod.E3AiPOD(lower_lr=0.1, adjoint_lr=0.1), "damping"),
+        (aipod.E3AiPOD(damping=0.0), "find the pace of x"),
+        (aipod.E3AiPOD(upper_lr=0.1, damping=0.0), "numbers for lower_lr"),
+        (aipod.E3AiPOD(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1), "damping"),
         (aipod.EAiPOD(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1), "E3AiPOD alone"),
     ],
 )

@@ -37,7 +37,7 @@ NUMBERS = {
 }
 # What takes a number, and which of the odd ones it takes as well.
 TAKES_A_NUMBER = {
-    "upper_lr": (lambda v: aipod.AiPOD(upper_lr=v), ()),
+    "upper_lr": (lambda v: aipod.AiPOD(upper_lr=v), ("none",)),
     "lower_lr": (lambda v: aipod.AiPOD(upper_lr=0.1, lower_lr=v), ()),
     # E-AiPOD with the lower level of E3-AiPOD, an older way to say it.
     "lower_prob": (lambda v: aipod.EAiPOD(upper_lr=0.1, lower_prob=v), ("none",)),
@@ -46,7 +46,7 @@ TAKES_A_NUMBER = {
     "neumann-damping": (lambda v: aipod.Neumann(damping=v), ("zero",)),
     "e3-damping": (lambda v: aipod.E3AiPOD(damping=v), ("zero", "none")),
     "safety": (lambda v: aipod.Curvature(safety=v), ()),
-    "cap": (lambda v: aipod.Curvature(cap=v), ()),
+    "cap": (lambda v: aipod.Curvature(cap=v), ("none",)),
     "rtol": (lambda v: aipod.ConjugateGradient(rtol=v), ("zero",)),
     "noise": (lambda v: aipod.Noise(v), ("zero",)),
     "growth": (lambda v: aipod.BSA(upper_lr=0.1, growth=v), ()),
@@ -174,7 +174,7 @@ TAKES_A_THING = {
     "lower": (lower, ()),
     "samples": (samples, ("none",)),
     "lower_set": (lambda v: aipod.Bilevel(PROBLEM.upper, PROBLEM.lower, lower_set=v), ()),
-    "optimizer": (lambda v: aipod.AiPOD(upper_optimizer=v), ()),
+    "optimizer": (lambda v: aipod.AiPOD(upper_optimizer=v), ("none",)),
     "record": (lambda v: solved(record=v), ("none", "two-arguments")),
     "progress": (lambda v: solved(progress=v), ()),
     "stop": (lambda v: solved(stop=v), ("none",)),
@@ -197,7 +197,7 @@ SCHEDULES = {
     "raises": lambda step: 1 / 0,
 }
 TAKES_A_SCHEDULE = {
-    "upper_lr": (lambda v: aipod.AiPOD(upper_lr=v), ()),
+    "upper_lr": (lambda v: aipod.AiPOD(upper_lr=v), ("none",)),
     "lower_lr": (lambda v: aipod.AiPOD(upper_lr=0.1, lower_lr=v), ()),
     "adjoint_lr": (lambda v: aipod.AiPOD(upper_lr=0.1, adjoint_lr=v), ()),
 }

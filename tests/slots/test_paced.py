@@ -152,7 +152,7 @@ def test_in_a_federation_all_clients_keep_one_pace():
     shift = jnp.asarray(rng.normal(size=(4, 6, 3)))
 
     def lower(x, y, batch):
-        return 0.5 * jnp.mean(jnp.sum((y - x - batch) ** 2, -1))
+        return 0.5 * jnp.mean(jnp.sum(((y - x)[None] - batch) ** 2, -1))
 
     def upper(x, y, batch):
         return 0.5 * jnp.sum((y - 1) ** 2) + 0.05 * jnp.sum(x**2)

@@ -340,7 +340,7 @@ BAD = {
     "lower step size": (lambda: aipod.AiPOD(upper_lr=0.1, lower_lr=0.0), "lower_lr must be"),
     "step size type": (lambda: aipod.AiPOD(upper_lr="fast"), "upper_lr must be a number"),
     "nan step": (lambda: aipod.AiPOD(upper_lr=float("nan")), "upper_lr must be positive"),
-    "no upper step": (lambda: aipod.AiPOD(), "either upper_lr or upper_optimizer"),
+    "no upper step": (lambda: aipod.EveryStep(), "either upper_lr or upper_optimizer"),
     "two upper steps": (
         lambda: aipod.AiPOD(upper_lr=0.1, upper_optimizer=optax.sgd(0.1)),
         "one of the two",
