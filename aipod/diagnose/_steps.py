@@ -14,13 +14,15 @@ from aipod.diagnose._findings import Notes
 from aipod.diagnose._lanczos import spectrum
 from aipod.diagnose._measure import norm
 from aipod.problem import Bilevel, draw
-from aipod.slots.adjoint import ConjugateGradient
+from aipod.slots.adjoint import Neumann
 
 # Steps of gradient descent on F by which a step size is tried, and how often it may be halved.
 _TRIALS, _HALVINGS = 5, 30
 # The first step moves x by this share of itself, where nothing better is known; the longest by the
 # other.
 _FIRST_SHARE, _LONGEST_SHARE = 0.01, 1.0
+# Terms of the series behind the first step.
+_TERMS = 50
 # How far x is moved to see whether the curvature depends on it, and from which factor on it does.
 _PROBE, _DEPENDS = 0.1, 2.0
 
@@ -61,7 +63,8 @@ def tried_step(problem: Bilevel, x: PyTree, y0: PyTree, lr: float) -> float | No
 
 def first_step(problem: Bilevel, x: PyTree, y: PyTree, key: PRNGKeyArray) -> float | None:
     """The step that moves x by a hundredth of itself; None where x or the hypergradient is 0."""
-    slope = hypergradient(problem, x, y, ConjugateGradient(rtol=1e-2, max_steps=100), key=key)
+    # A series is rough, but never fails, whatever the size and the types.
+    slope = hypergradient(problem, x, y, Neumann(_TERMS), key=key)
     upper_set = problem.upper_set
     along, size = norm(upper_set.tangent(upper_set.riesz(slope))), norm(x)
     found = _FIRST_SHARE * size / along if along > 0 else 0.0
