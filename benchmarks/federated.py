@@ -177,8 +177,9 @@ def main() -> None:
             reached = {k: v["rounds"] for k, v in one["first"].items() if v}
             print(
                 f"{variant} seed {seed}: {one['result']} at {one['steps']}, last "
-                f"{one['accuracy']:.4f}, best {one['best']:.4f}, fall {one['fall']:.4f}, {one['seconds']:.1f} s "
-                f"({one['wall']:.1f} with compiling), rounds {one['rounds']}, {reached}",
+                f"{one['accuracy']:.4f}, best {one['best']:.4f}, fall {one['fall']:.4f}, "
+                f"{one['seconds']:.1f} s ({one['wall']:.1f} with compiling), rounds "
+                f"{one['rounds']}, {reached}",
                 flush=True,
             )
             if arguments.out:
