@@ -40,18 +40,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "gallery.md"
 MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
 
 
-def make(solver: str, stand_in: bool) -> aipod.Alternating:
-    """The solver with its defaults.
-
-    `stand_in`: fading Adam upstairs in a solver that has no default there.
-    """
-    function = getattr(aipod, entry(solver).function)
-    try:
-        return function()
-    except ValueError:
-        if not stand_in:
-            raise
-        return function(upper_optimizer=aipod.fading_adam())
+def make(solver: str) -> aipod.Alternating:
+    """The solver with its defaults."""
+    return getattr(aipod, entry(solver).function)()
 
 
 def in_budget(solver: aipod.Alternating, steps: int) -> int:
@@ -81,7 +72,7 @@ def runs(name: str, solver: str, chosen: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"problem": name, "solver": solver}
     exact, exhibit = exhibit_of(name, True), exhibit_of(name, chosen.double)
     with jax.enable_x64(chosen.double):
-        made = make(solver, chosen.stand_in)
+        made = make(solver)
         steps = chosen.steps or in_budget(made, exhibit.steps)
         try:
             made.init(exhibit.problem, exhibit.x0, exhibit.y0)
@@ -172,7 +163,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def heading(stored: dict[str, Any]) -> str:
     return (
         f"Seeds: {stored['seeds']}; {stored['precision']}, {stored['cores']} CPU cores, jax "
-        f"{stored['jax']}, aipod {stored['aipod']}{stored['note']}."
+        f"{stored['jax']}, aipod {stored['aipod']}."
     )
 
 
@@ -200,7 +191,6 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "jax": jax.__version__,
         "aipod": aipod.__version__,
-        "note": "; fading Adam upstairs where a solver has no default" if chosen.stand_in else "",
         "rows": rows,
     }
 
@@ -235,9 +225,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="outer steps, in place of the budget")
     parser.add_argument("--double", action="store_true", help="solvers run in float64")
-    parser.add_argument(
-        "--stand-in", action="store_true", help="fading Adam where a solver has no default"
-    )
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     parser.add_argument("--show", type=Path, help="print the table of such a file, and do no more")
     parser.add_argument("--docs", type=Path, help="put its table into docs/gallery.md")
