@@ -15,6 +15,8 @@ TOLERANCE = 1e-2
 # y has settled when it moves, in the last window, by at most the first share of its whole way, and
 # has not when it moves by more than the second.
 _SETTLED, _MOVING = 1e-3, 2e-2
+# Steps on y are as short as the curvature is large: from this growth on they do not reach y*.
+_STEEPER = 1e8
 # Fewer hypergradients than this say nothing about their noise.
 _ENOUGH = 8
 
@@ -119,7 +121,8 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
     right, larger = float(pooled.right) / window, float(np.mean(watch.adjoint))
     # Relative to z where the run started: where z itself has become small, so has its error.
     bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
-    return _judged(found, solver, bias, away, top, flat=_flat(state), still=still)
+    flat, steeper = _flat(state), _steeper(state)
+    return _judged(found, solver, bias, away, top, flat=flat, steeper=steeper, still=still)
 
 
 _OFF = (
@@ -136,6 +139,7 @@ def _judged(
     top: float,
     *,
     flat: bool,
+    steeper: float,
     still: bool,
 ) -> Convergence:
     """The statement that follows from the numbers, with the first reason that applies.
@@ -144,6 +148,7 @@ def _judged(
     - `away`: how far x was off its set between projections, relative to its longest way.
     - `top`: the largest |grad F|^2, also of times when y did not yet follow x.
     - `flat`: whether the lower level has no curvature.
+    - `steeper`: how many times larger its largest curvature is than at the start.
     - `still`: whether x never moved.
     """
     value, error, start = found.stationarity, found.standard_error, found.start
@@ -165,6 +170,13 @@ def _judged(
             False,
             "the lower level was seen to bend down: it is not convex there",
             "add a term such as 0.5 * mu * sum(y**2) to the lower objective, or use damping=.",
+        )
+    if steeper > _STEEPER:
+        return says(
+            False,
+            f"the curvature of the lower level has grown {steeper:.0e} times: y can hardly move",
+            "x may be running away: add a term to the upper objective that holds it, or bound it "
+            "by a smooth function, as in jnp.tanh(x).",
         )
     if value - 2 * error > TOLERANCE**2 * top and start > 0 and not still:
         share = min(math.sqrt(value / top), 1.0)
@@ -247,6 +259,12 @@ def _eps(state: State) -> float:
 
 def _size(tree: Any) -> float:
     return math.hypot(*(np.linalg.norm(np.ravel(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def _steeper(state: State) -> float:
+    if state.curvature is None or not float(state.curvature.first) > 0:
+        return 1.0
+    return float(state.curvature.estimate) / float(state.curvature.first)
 
 
 def _flat(state: State) -> bool:

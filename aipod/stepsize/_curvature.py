@@ -88,12 +88,14 @@ class CurvatureState(eqx.Module):
 
     - `vector`: the warm start of the power iteration.
     - `estimate`: the largest curvature, of earlier batches too.
+    - `first`: the estimate of the first step.
     - `bend`: the lowest cosine so far between the vector and its image, for each client: below 0
         where the lower objective bends down.
     """
 
     vector: PyTree
     estimate: Array
+    first: Array
     bend: Array
 
 
@@ -113,7 +115,8 @@ def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     dtype = jnp.result_type(*leaves)
     clients = leaves[0].shape[:1] if lower_set.per_client else ()
     vector = _random(jax.random.key(0), y, lower_set)
-    return CurvatureState(vector, jnp.zeros((), dtype), jnp.ones(clients, dtype))
+    zero = jnp.zeros((), dtype)
+    return CurvatureState(vector, zero, zero, jnp.ones(clients, dtype))
 
 
 def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
@@ -238,7 +241,8 @@ def curvature_update(
     start = (state.vector, jnp.zeros_like(state.bend), state.bend)
     vector, sizes, bend = jax.lax.fori_loop(0, curvature_draws(step), look, start)
     now = lower_set.largest(sizes)
-    new = CurvatureState(vector, jnp.maximum(now, _KEPT * state.estimate), bend)
+    estimate = jnp.maximum(now, _KEPT * state.estimate)
+    new = CurvatureState(vector, estimate, jnp.where(step == 0, estimate, state.first), bend)
     if not per_client:
         return new, new.estimate
     return new, jnp.where(step == 0, new.estimate, state.estimate)

@@ -263,3 +263,21 @@ def test_a_slot_that_shows_nothing_is_not_measured():
     stop = aipod.Stop(patience=5)
     with pytest.raises(ValueError, match="Silent does not"):
         aipod.solve(bowl(), method, jnp.ones(3), jnp.ones(3), 20, key=KEY, stop=stop)
+
+
+def test_a_lower_level_that_has_become_too_steep_is_no_success():
+    """x runs to where the curvature is e^40 times what it was, and y cannot move any more."""
+    problem = aipod.Bilevel(
+        upper=lambda x, y, _: 0.5 * jnp.sum((x - 40) ** 2) + 1e-3 * jnp.sum(y**2),
+        lower=lambda x, y, _: 0.5 * jnp.exp(x[0]) * y[0] ** 2 + 0.5 * (y[1] - 1) ** 2,
+    )
+    found = aipod.solve(
+        problem,
+        aipod.AiPOD(upper_lr=0.1),
+        jnp.zeros(1),
+        jnp.zeros(2),
+        400,
+        key=jax.random.key(0),
+    )
+    assert found.converged is False
+    assert "y can hardly move" in found.convergence.reason
