@@ -27,9 +27,9 @@ def E3AiPOD(
     u_hat and the gradient are projected together, in a federation averaged in one round. Where no
     damping is needed its fixed points are exactly the stationary points.
 
-    The defaults were chosen by measurement on the paper's MNIST task and then left alone: step
-    sizes follow the curvature of the lower level and shorten in noise, and upstairs works
-    `aipod.paced_adam()`.
+    The defaults were chosen by measurement, on the paper's MNIST tasks and on the gallery of
+    problems: step sizes follow the curvature of the lower level and shorten in noise, and upstairs
+    works `aipod.paced_adam()`.
 
     **Arguments:**
 

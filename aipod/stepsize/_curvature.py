@@ -13,7 +13,7 @@ from aipod._misc.keys import signs, subkey, subkeys
 from aipod.problem import Bilevel, draw
 from aipod.sets import AbstractSet
 from aipod.stepsize._checks import check_positive, check_steps
-from aipod.stepsize._power import norm, power_iteration, unit
+from aipod.stepsize._power import beside, norm, power_iteration, unit
 
 # Power iterations before the very first estimate, when there is no warm start yet.
 _COLD_ITERATIONS = 30
@@ -89,14 +89,11 @@ class CurvatureState(eqx.Module):
     - `vector`: the warm start of the power iteration.
     - `estimate`: the largest curvature, of earlier batches too.
     - `first`: the estimate of the first step.
-    - `bend`: the lowest cosine so far between the vector and its image, for each client: below 0
-        where the lower objective bends down.
     """
 
     vector: PyTree
     estimate: Array
     first: Array
-    bend: Array
 
 
 def curvature_iterations(*lrs: Any) -> int:
@@ -111,12 +108,8 @@ def curvature_draws(step: Array) -> Array:
 
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     """A fixed pseudo-random start (`init` has no key)."""
-    leaves = jax.tree.leaves(y)
-    dtype = jnp.result_type(*leaves)
-    clients = leaves[0].shape[:1] if lower_set.per_client else ()
-    vector = _random(jax.random.key(0), y, lower_set)
-    zero = jnp.zeros((), dtype)
-    return CurvatureState(vector, zero, zero, jnp.ones(clients, dtype))
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
+    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero)
 
 
 def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
@@ -128,11 +121,6 @@ def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
         return jnp.broadcast_to(signs(subkey(key, index), one), leaf.shape)
 
     return jax.tree.unflatten(structure, [drawn(i, leaf) for i, leaf in enumerate(leaves)])
-
-
-def _beside(values: Array, leaf: Array) -> Array:
-    """One number for each client, in a shape that broadcasts against a leaf of theirs."""
-    return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))
 
 
 def _ahead(
@@ -153,7 +141,7 @@ def _ahead(
 
     def met(curvature: Array) -> Array:
         length = 1 / curvature
-        ahead = jax.tree.map(lambda a, b: (a - _beside(length, b) * b).astype(a.dtype), y, slope)
+        ahead = jax.tree.map(lambda a, b: (a - beside(length, b) * b).astype(a.dtype), y, slope)
         change = norm(optax.tree.sub(slope_at(ahead), slope), per_client=per_client)
         found = change * curvature / jnp.where(steep > 0, steep, 1.0)
         # Out of the domain of a logarithm, say: certainly too far.
@@ -204,8 +192,8 @@ def curvature_update(
     noise_key, batch_key = subkeys(key, 2)
     noise = unit(_random(noise_key, y, lower_set), per_client=per_client)
 
-    def look(index: Array, carry: tuple[PyTree, Array, Array]) -> tuple[PyTree, Array, Array]:
-        warm, largest, bend = carry
+    def look(index: Array, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        warm, largest = carry
         batch = draw(samples, subkey(batch_key, index))
         # Linear in v: linearised once for all iterations.
         gradient = jax.grad(lambda t: objective(t, batch))
@@ -215,7 +203,7 @@ def curvature_update(
         pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), warm, fresh)
         cold = jnp.where((step == 0) & (index == 0), _COLD_ITERATIONS, 0)
 
-        def iterated(start: PyTree) -> tuple[Array, PyTree, Array]:
+        def iterated(start: PyTree) -> tuple[Array, PyTree]:
             # In the inner product of the set: that is the Hessian the steps along riesz(g) meet.
             return power_iteration(
                 lambda v: lower_set.riesz(product(v)),
@@ -224,11 +212,11 @@ def curvature_update(
                 per_client=per_client,
             )
 
-        sizes, vectors, cosines = jax.vmap(iterated)(pair)
+        sizes, vectors = jax.vmap(iterated)(pair)
         fresher = sizes[1] > sizes[0]
 
         def better(leaf: Array) -> Array:
-            return jnp.where(_beside(fresher, leaf[0]), leaf[1], leaf[0])
+            return jnp.where(beside(fresher, leaf[0]), leaf[1], leaf[0])
 
         def slope_at(point: PyTree) -> PyTree:
             return lower_set.riesz(gradient(point))
@@ -236,13 +224,14 @@ def curvature_update(
         now = jnp.max(sizes, 0)
         now = _ahead(slope_at, y, slope, now, per_client=per_client)
         vector = jax.tree.map(better, vectors)
-        return vector, jnp.maximum(largest, now), jnp.minimum(bend, better(cosines))
+        return vector, jnp.maximum(largest, now)
 
-    start = (state.vector, jnp.zeros_like(state.bend), state.bend)
-    vector, sizes, bend = jax.lax.fori_loop(0, curvature_draws(step), look, start)
+    none = jnp.zeros_like(norm(state.vector, per_client=per_client))
+    start = (state.vector, none)
+    vector, sizes = jax.lax.fori_loop(0, curvature_draws(step), look, start)
     now = lower_set.largest(sizes)
     estimate = jnp.maximum(now, _KEPT * state.estimate)
-    new = CurvatureState(vector, estimate, jnp.where(step == 0, estimate, state.first), bend)
+    new = CurvatureState(vector, estimate, jnp.where(step == 0, estimate, state.first))
     if not per_client:
         return new, new.estimate
     return new, jnp.where(step == 0, new.estimate, state.estimate)

@@ -75,7 +75,7 @@ class AugmentedLagrangian(AbstractLower):
         residual, pull = jax.vjp(lambda y: problem.lower_set.residual(y, x), y)
         push = jax.linearize(lambda y: problem.lower_set.residual(y, x), y)[1]
         start = optax.tree.random_like(jax.random.key(0), y, jax.random.normal)
-        norm, _, _ = power_iteration(lambda v: pull(push(v))[0], start, _NORM_ITERATIONS)
+        norm, _ = power_iteration(lambda v: pull(push(v))[0], start, _NORM_ITERATIONS)
         return _State(optax.tree.zeros_like(residual), norm)
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
