@@ -5,6 +5,7 @@ from aipod.algorithms._e3 import E3AiPOD as E3AiPOD
 from aipod.algorithms._federated import FedAvg as FedAvg
 from aipod.algorithms._federated import FedNest as FedNest
 from aipod.algorithms._federated import LFedNest as LFedNest
+from aipod.algorithms._keeping import Keeping as Keeping
 from aipod.algorithms._packed import PackedWatch as PackedWatch
 from aipod.algorithms._paper import AiPOD as AiPOD
 from aipod.algorithms._paper import E2AiPOD as E2AiPOD

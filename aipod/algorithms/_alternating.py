@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.keys import as_key, subkeys
+from aipod._misc.keys import as_key, round_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
+from aipod.algorithms._keeping import Keeping, first_state, keeping_of
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._state import State
@@ -114,7 +115,14 @@ class Alternating(eqx.Module):
         return problem.hold(x, lower_draws=self.lower.draws + lower_draws, upper_draws=upper_draws)
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-        """The state before the first step: x0 projected on the upper set, y0 as it is."""
+        """The state before the first step: x0 projected on the upper set, y0 as it is.
+
+        Where all clients of a federation have the same y after every outer step, y0 is averaged.
+        """
+        state, keeping = self.init_kept(problem, x0, y0)
+        return state if keeping is None else keeping.whole(state)
+
+    def _check(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> None:
         problem.check(x0, y0)
         if self.wire is not None and not problem.fully_federated:
             raise ValueError(
@@ -123,7 +131,37 @@ class Alternating(eqx.Module):
             )
         if self.scope is not None:
             self.scope.check(problem)
-        return _initial_state(self, problem, as_arrays(x0), as_arrays(y0))
+
+    def init_kept(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> tuple[State, Keeping | None]:
+        """The state before the first step as it is kept between steps, and how that is."""
+        self._check(problem, x0, y0)
+        x0, y0 = as_arrays(x0), as_arrays(y0)
+        keeping = self.keeping(problem, x0, y0)
+        if keeping is None:
+            return _compiled_initial(self, problem, x0, y0), None
+        return _compiled_first(self, keeping, problem, x0, y0), keeping
+
+    def keeping(self, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping | None:
+        """How states are kept between outer steps; None where there is nothing to share."""
+        return keeping_of(self, problem, x, y)
+
+    def initial(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+        """The state before the first step, for use inside a program."""
+        x = cast_like(problem.upper_set.project(x0), x0)
+        adjoint = initial(self.adjoint, self.adjoint.init(problem, x, y0))
+        upper = initial(self.upper, self.upper.init(problem, x))
+        return State(
+            x=x,
+            y=y0,
+            lower=initial(self.lower, self.lower.init(problem, x, y0)),
+            adjoint=adjoint,
+            upper=upper,
+            curvature=curvature_init(y0, problem.lower_set) if self._power_iterations else None,
+            step=jnp.zeros((), jnp.int32),
+            counts=Counts.zero(),
+            watch=PackedWatch.first(problem, x, y0, self.upper.seen(upper)),
+            moves=optax.tree.zeros_like((x, y0)) if self.upper.needs_moves else None,
+        )
 
     def step(self, problem: Bilevel, state: State, *, key: PRNGKeyArray) -> State:
         """One outer step k, compiled; its random numbers come from `key` and k alone."""
@@ -131,10 +169,26 @@ class Alternating(eqx.Module):
 
     def traced_step(self, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
         """The same step for use inside a program that is compiled as a whole."""
+        keeping = self.keeping(problem, state.x, state.y)
+        if keeping is None:
+            return self._step(problem, state, key)
+        return keeping.whole(self.kept_step(keeping, problem, keeping.kept(state), key))
+
+    def kept_step(
+        self, keeping: Keeping | None, problem: Bilevel, state: State, key: PRNGKeyArray
+    ) -> State:
+        """The same step on a state that is kept between steps as `keeping` says."""
+        if keeping is None:
+            return self._step(problem, state, key)
+        chosen = keeping.choose(_round_key(key, state.step))
+        inside = keeping.problem(problem, chosen)
+        new = self._step(inside, keeping.working(state, chosen), key)
+        return keeping.after(new, state, chosen)
+
+    def _step(self, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
         if self.batch > 1:
             problem = averaged(problem, self.batch)
-        key = jax.random.fold_in(as_key(key), state.step)
-        lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = subkeys(key, 6)
+        lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = _keys(key, state.step)
         x = state.x
         problem = self._held(problem, x)
         curvature, estimate = state.curvature, None
@@ -204,6 +258,41 @@ class Alternating(eqx.Module):
         moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)
         return dataclasses.replace(new, moves=moved)
 
+    def common(self, problem: Bilevel, state: State) -> State:
+        """For each leaf of a state whether it is the same for all clients after an outer step.
+
+        Some of these leaves have no client axis.
+        """
+        upper = self.upper.common(state.upper)
+        x, y = upper is not None, self.lower.common(problem)
+
+        def marked(tree: PyTree, mark: bool) -> Any:
+            return jax.tree.map(lambda _: mark, tree)
+
+        moves = state.moves
+        return State(
+            x=marked(state.x, x),
+            y=marked(state.y, y),
+            lower=marked(state.lower, False),
+            adjoint=self.adjoint.common(state.adjoint),
+            upper=marked(state.upper, False) if upper is None else upper,
+            curvature=marked(state.curvature, False),
+            step=marked(state.step, False),
+            counts=marked(state.counts, False),
+            watch=state.watch.common(x=x, y=y),
+            moves=None if moves is None else (marked(moves[0], x), marked(moves[1], y)),
+        )
+
+    def has_cohorts(self, problem: Bilevel, state: State) -> bool:
+        """Whether an outer step is made by some of the clients, while the others do nothing.
+
+        They can only pause where they find what they need in what all clients share.
+        """
+        if not self.lower.common(problem) or self.upper.common(state.upper) is None:
+            return False
+        one_round = self.lower.deferred and self.adjoint.deferred
+        return problem.divisible and (one_round or problem.lower_set.cohorts)
+
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""
         common: Any = jax.tree.map(lambda _: False, state)
@@ -249,24 +338,27 @@ def _unless(hasty: Array, new: State, old: State) -> State:
     )
 
 
+def _keys(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
+    """The keys of an outer step: of its slots, its samples and the curvature."""
+    return subkeys(jax.random.fold_in(as_key(key), step), 6)
+
+
+def _round_key(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
+    """What chooses the clients of an outer step; the same as of the round of x."""
+    return round_key(_keys(key, step)[2], 0)
+
+
 # Compiled as one program: a dozen small operations one by one would cost seconds.
 @eqx.filter_jit
-def _initial_state(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-    x = cast_like(problem.upper_set.project(x0), x0)
-    adjoint = initial(solver.adjoint, solver.adjoint.init(problem, x, y0))
-    upper = initial(solver.upper, solver.upper.init(problem, x))
-    return State(
-        x=x,
-        y=y0,
-        lower=initial(solver.lower, solver.lower.init(problem, x, y0)),
-        adjoint=adjoint,
-        upper=upper,
-        curvature=curvature_init(y0, problem.lower_set) if solver._power_iterations else None,
-        step=jnp.zeros((), jnp.int32),
-        counts=Counts.zero(),
-        watch=PackedWatch.first(problem, x, y0, solver.upper.seen(upper)),
-        moves=optax.tree.zeros_like((x, y0)) if solver.upper.needs_moves else None,
-    )
+def _compiled_initial(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+    return solver.initial(problem, x0, y0)
+
+
+@eqx.filter_jit
+def _compiled_first(
+    solver: Alternating, keeping: Keeping, problem: Bilevel, x0: PyTree, y0: PyTree
+) -> State:
+    return first_state(solver, keeping, problem, x0, y0)
 
 
 @eqx.filter_jit

@@ -96,6 +96,22 @@ class PackedWatch(eqx.Module):
             numbers, window_x=self.window_x, window_y=self.window_y, block_y=self.block_y
         )
 
+    def common(self, *, x: bool, y: bool) -> "PackedWatch":
+        """True for what all clients have alike, where they share x or y after an outer step."""
+
+        def marked(tree: PyTree, mark: bool) -> Any:
+            return jax.tree.map(lambda _: mark, tree)
+
+        return PackedWatch(
+            window_x=marked(self.window_x, x),
+            window_y=marked(self.window_y, y),
+            block_y=marked(self.block_y, y),
+            of_x=marked(self.of_x, x),
+            of_y=marked(self.of_y, False),
+            whole=marked(self.whole, False),
+            improved=marked(self.improved, x),
+        )
+
     def own(self) -> "PackedWatch":
         """True for what belongs to one client, its numbers about y; False for the rest."""
         mask: Any = jax.tree.map(lambda _: False, self)

@@ -1,7 +1,7 @@
 """A federation as one `Bilevel` problem."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -56,6 +56,23 @@ def _per_client(value: Callable[[Any], Array], data: PyTree, weights: Array | No
     return jnp.sum(weights * one_by_one(data))
 
 
+def _each(function: Callable[..., Any], points: tuple[PyTree, ...], *batches: PyTree) -> Any:
+    """function(*points, *batches) for each client; a point may be kept once for all of them."""
+    clients = {leaf.shape[0] for leaf in jax.tree.leaves(batches)}
+    several = clients != {1}
+
+    def once(point: PyTree) -> bool:
+        return several and all(jnp.shape(leaf)[0] == 1 for leaf in jax.tree.leaves(point))
+
+    common = [once(point) for point in points]
+    parts = [
+        jax.tree.map(lambda leaf: leaf[0], point) if alone else point
+        for point, alone in zip(points, common, strict=True)
+    ]
+    axes = [None if alone else 0 for alone in common] + [0] * len(batches)
+    return jax.vmap(function, in_axes=tuple(axes))(*parts, *batches)
+
+
 class _ClientSum(eqx.Module):
     """sum_m M w_m loss(x_m, y_m, batch_m).
 
@@ -65,13 +82,17 @@ class _ClientSum(eqx.Module):
 
     loss: Callable[..., Array]
     scale: Array | None
+    takes_common: ClassVar[bool] = True
 
     def __call__(self, first: PyTree, y: PyTree, batch: ClientBatch) -> Array:
         def one(first: PyTree, y: PyTree, data: PyTree, weights: Array | None) -> Array:
             return _per_client(lambda part: self.loss(first, y, part), data, weights)
 
-        losses = jax.vmap(one)(first, y, batch.data, batch.weights)
+        losses = _each(one, (first, y), batch.data, batch.weights)
         return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
+
+    def take(self, chosen: Array) -> "_ClientSum":
+        return _ClientSum(self.loss, None if self.scale is None else self.scale[chosen])
 
 
 class _ClientHead(eqx.Module):
@@ -79,20 +100,28 @@ class _ClientHead(eqx.Module):
 
     head: Callable[..., Array]
     scale: Array | None
+    takes_common: ClassVar[bool] = True
 
     def __call__(self, features: PyTree, y: PyTree, batch: ClientBatch) -> Array:
         def one(y: PyTree, data: PyTree, weights: Array | None) -> Array:
             return _per_client(lambda part: self.head(part[0], y, part[1]), data, weights)
 
-        losses = jax.vmap(one)(y, (features, batch.data), batch.weights)
+        losses = _each(one, (y,), (features, batch.data), batch.weights)
         return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
+
+    def take(self, chosen: Array) -> "_ClientHead":
+        return _ClientHead(self.head, None if self.scale is None else self.scale[chosen])
 
 
 class _ClientFeatures(eqx.Module):
     features: Callable[[PyTree, Any], PyTree]
+    takes_common: ClassVar[bool] = True
 
     def __call__(self, x: PyTree, batch: ClientBatch) -> PyTree:
-        return jax.vmap(self.features)(x, batch.data)
+        return _each(self.features, (x,), batch.data)
+
+    def take(self, chosen: Array) -> "_ClientFeatures":
+        return self
 
 
 def _summed(objective: Objective, scale: Array | None) -> Objective:
@@ -138,6 +167,7 @@ def federate(
     batch_size: int | None,
     weights: ArrayLike | None = None,
     participation: float = 1.0,
+    chosen: str = "round",
 ) -> Bilevel:
     """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
 
@@ -152,7 +182,9 @@ def federate(
         with one pytree for each client, of any lengths.
     - `batch_size`: examples of each client in a batch; None for all of them, no noise.
     - `weights`: one number for each client in place of 1 / M.
-    - `participation`: the share of clients that take part in a round.
+    - `participation`: the share of clients that take part.
+    - `chosen`: whether they are chosen anew for every "round" or for every outer "step", with
+        methods that have several rounds in one; see `Consensus`.
 
     !!! example
         ```python
@@ -169,7 +201,7 @@ def federate(
         raise ValueError(
             f"upper_data has {samples[0].clients} clients, but lower_data has {samples[1].clients}."
         )
-    consensus = Consensus(weights, participation)
+    consensus = Consensus(weights, participation, chosen)
     scale = None
     if consensus.weights is not None:
         if consensus.weights.shape[0] not in clients:

@@ -170,13 +170,11 @@ class Book:
     def solution(self, result: Result, message: str) -> Solution:
         """The run as `aipod.solve` would give it back; x and y have a client axis of length 1."""
         return Solution(
-            x=self.state.x,
-            y=self.state.y,
             result=result,
             message=message,
             history=self.history,
             ledger=self.ledger,
-            state=jax.tree.map(jnp.asarray, self.state),
+            kept=jax.tree.map(jnp.asarray, self.state),
             seconds=self.clock,
             problem=self.problem,
             convergence=convergence_of(self._solver, self.state, self._clients),

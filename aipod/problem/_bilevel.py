@@ -7,10 +7,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import all_finite, is_numeric, same_structure
-from aipod.problem._composite import AtX, Objective, at_fixed_x
+from aipod.problem._composite import AtX, Objective, at_fixed_x, taken, takes_common
 from aipod.problem._samplers import Constant, Sampler, expected
 from aipod.sets import AbstractSet, Free
 
@@ -96,6 +97,7 @@ class Bilevel(eqx.Module):
                     )
             if not all_finite(tree):
                 raise ValueError(f"{name} holds NaN or infinity: start from a finite point.")
+        x, y = self.wide(x), self.wide(y)
         self.upper_set.check(x, name="upper_set")
         self.lower_set.check(y, x, name="lower_set")
         _check_projection("upper_set", lambda: self.upper_set.project(x), x)
@@ -105,6 +107,17 @@ class Bilevel(eqx.Module):
             ("lower", self.lower, self.lower_samples),
         ):
             _check_objective(name, objective, samples, x, y)
+
+    def wide(self, point: PyTree) -> PyTree:
+        """A point of one row for all clients with a row for each of them, without the memory."""
+        leaves = jax.tree.leaves(point)
+        once = all(np.ndim(leaf) and np.shape(leaf)[0] == 1 for leaf in leaves)
+        clients = self.clients
+        if not once or not self.takes_common or clients is None:
+            return point
+        return jax.tree.map(
+            lambda leaf: np.broadcast_to(leaf, (clients, *np.shape(leaf)[1:])), point
+        )
 
     def expected(self) -> "Bilevel":
         """The deterministic problem of the expectations, for exact reference values."""
@@ -121,6 +134,38 @@ class Bilevel(eqx.Module):
     def fully_federated(self) -> bool:
         """Whether both sets are agreement between clients, all of them in every round."""
         return self.upper_set.everyone and self.lower_set.everyone
+
+    @property
+    def takes_common(self) -> bool:
+        """Whether both objectives take points that all clients share, with a client axis of 1."""
+        return takes_common(self.upper) and takes_common(self.lower)
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients there are, where the samplers know it."""
+        known = {
+            getattr(samples, "clients", None)
+            for samples in (self.upper_samples, self.lower_samples)
+        }
+        return known.pop() if len(known) == 1 else None
+
+    @property
+    def divisible(self) -> bool:
+        """Whether `take` gives the problem of some of the clients."""
+        return self.takes_common and all(
+            hasattr(samples, "take") for samples in (self.upper_samples, self.lower_samples)
+        )
+
+    def take(self, chosen: Array, clients: int) -> "Bilevel":
+        """The problem of the chosen ones of so many clients, where `takes_common`."""
+        return Bilevel(
+            taken(self.upper, chosen),
+            taken(self.lower, chosen),
+            self.upper_set.cohort(chosen, clients),
+            self.lower_set.cohort(chosen, clients),
+            taken(self.upper_samples, chosen),
+            taken(self.lower_samples, chosen),
+        )
 
     def lower_at(self, x: PyTree, draws: int) -> AtX:
         """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed."""

@@ -40,6 +40,8 @@ class ClientMinibatches(AbstractSampler):
 
     batch: PyTree
     counts: Array | None
+    # Which of the clients these are, where they are some of them: each draws what it always draws.
+    chosen: Array | None
     clients: int = eqx.field(static=True)
     pool: int = eqx.field(static=True)
     per_client: int | None = eqx.field(static=True)
@@ -57,7 +59,7 @@ class ClientMinibatches(AbstractSampler):
             )
         self.pool = next(iter(shapes))[1]
         self.per_client = None if batch_size is None else check_batch_size(batch_size)
-        self.counts = None
+        self.counts = self.chosen = None
         if counts is not None:
             given = np.asarray(counts)
             if given.shape != (self.clients,) or given.min() < 1 or given.max() > self.pool:
@@ -73,22 +75,27 @@ class ClientMinibatches(AbstractSampler):
     @property
     def size(self) -> int:
         """Examples in one draw, of all clients together."""
-        return self.clients * (self.pool if self.per_client is None else self.per_client)
+        clients = self.clients if self.chosen is None else self.chosen.shape[0]
+        return clients * (self.pool if self.per_client is None else self.per_client)
 
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         if self.per_client is None:
             return self.expected()
         shape = (self.clients, self.per_client)
-        if self.counts is None:
-            index = jax.random.randint(key, shape, 0, self.pool)
-        else:
-            index = jax.random.randint(key, shape, 0, self.counts[:, None])
+        limit = self.pool if self.counts is None else self.counts[:, None]
+        index = jax.random.randint(key, shape, 0, limit)
+        if self.chosen is not None:
+            index = index[self.chosen]
         return jax.tree.map(
             lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
         )
 
     def expected(self) -> PyTree:
-        return self.batch if self.per_client is None else _weighted(self.batch, self.counts)
+        if self.per_client is None or self.counts is None:
+            return self.batch
+        return _weighted(
+            self.batch, self.counts if self.chosen is None else self.counts[self.chosen]
+        )
 
     @property
     def random(self) -> bool:
@@ -97,6 +104,13 @@ class ClientMinibatches(AbstractSampler):
     def precomputed(self, function: Callable[[PyTree], PyTree], draws: int) -> Self | None:
         # Pool and batch are both counted for each client.
         return self.map(function) if self.pool <= draws * (self.per_client or self.pool) else None
+
+    def take(self, chosen: Array) -> Self:
+        """The same batches for the chosen clients alone."""
+        some = eqx.tree_at(
+            lambda s: s.batch, self, jax.tree.map(lambda leaf: leaf[chosen], self.batch)
+        )
+        return eqx.tree_at(lambda s: s.chosen, some, chosen, is_leaf=lambda leaf: leaf is None)
 
     def map(self, function: Callable[[PyTree], PyTree]) -> Self:
         """The sampler of function(batch), for a function that acts on each example."""

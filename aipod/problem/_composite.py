@@ -44,12 +44,34 @@ class Composite(eqx.Module):
     def __call__(self, x: PyTree, y: PyTree, batch: Any) -> Array:
         return self.head(self.features(x, batch), y, batch)
 
+    @property
+    def takes_common(self) -> bool:
+        return takes_common(self.features) and takes_common(self.head)
+
+    def take(self, chosen: Array) -> "Composite":
+        """Of a federation, for the chosen clients alone."""
+        return Composite(taken(self.features, chosen), taken(self.head, chosen))
+
     def at_fixed_x(self, x: PyTree, samples: Any, draws: int) -> AtX | None:
         """The head alone, on precomputed features; None where batches are cheaper than all data."""
         mapped = precomputed(samples, lambda batch: (self.features(x, batch), batch), draws)
         if mapped is None:
             return None
         return AtX(lambda y, batch: self.head(batch[0], y, batch[1]), mapped)
+
+
+def takes_common(objective: Any) -> bool:
+    """Whether an objective of a federation takes points that are kept once for all clients.
+
+    The client axis of such a point has length 1. Then it also answers `take(chosen)`, the objective
+    of the chosen clients alone.
+    """
+    return bool(getattr(objective, "takes_common", False))
+
+
+def taken(objective: Any, chosen: Array) -> Any:
+    """An objective that takes common points, for the chosen clients alone."""
+    return objective.take(chosen)
 
 
 def at_fixed_x(objective: Objective, samples: Any, x: PyTree, draws: int) -> AtX:

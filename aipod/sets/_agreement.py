@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod.sets._geometry import zero_anchor
 from aipod.sets._set import AbstractSet
@@ -42,6 +42,11 @@ class AbstractRound(AbstractSet):
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self.base.residual(y, x)
+
+
+def beside(weights: Array, leaf: Array) -> Array:
+    """One number for each client, shaped to multiply a leaf along its client axis."""
+    return weights.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
 
 
 def bytes_of_one_client(y: PyTree) -> int:

@@ -27,6 +27,11 @@ class AbstractClients(eqx.Module):
         """Whether a projection is agreement between all clients, in every round."""
         return False
 
+    @property
+    def cohorts(self) -> bool:
+        """Whether each outer step, with all its rounds, is made by some of the clients."""
+        return False
+
     def largest(self, values: Array) -> Array:
         """The largest of some numbers; with `per_client`, one number for each client."""
         return jnp.max(values)
@@ -34,6 +39,10 @@ class AbstractClients(eqx.Module):
     def summed(self, values: Array) -> Array:
         """The sum of such numbers."""
         return jnp.sum(values)
+
+    def present(self, clients: int) -> int:
+        """How many of the clients take part in a round, or in an outer step."""
+        return clients
 
     def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
         """`new`, with `old` for the clients that took no part in the round."""

@@ -11,7 +11,12 @@ import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import to_device
-from aipod.sets._agreement import AbstractAgreement, AbstractRound, bytes_of_one_client
+from aipod.sets._agreement import (
+    AbstractAgreement,
+    AbstractRound,
+    beside,
+    bytes_of_one_client,
+)
 from aipod.sets._inputs import (
     as_number,
     real_array,
@@ -20,12 +25,8 @@ from aipod.sets._inputs import (
     total_size,
 )
 from aipod.sets._set import AbstractSet
+from aipod.sets._shared import Cohort, Shared
 from aipod.sets._types import typed_like, widened
-
-
-def _beside(weights: Array, leaf: Array) -> Array:
-    """The weights, shaped to multiply a leaf along its client axis."""
-    return weights.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
 
 
 class Consensus(AbstractAgreement):
@@ -35,16 +36,24 @@ class Consensus(AbstractAgreement):
     With weights the mean is weighted; it is then the orthogonal projection in the inner product
     sum_m w_m <u_m, v_m>, and `riesz` turns an ordinary gradient into a direction there.
 
-    With `participation` below 1 every round takes a fresh random subset of the clients, always of
-    the same size. Points are averaged over the clients present, so nothing moves where all clients
+    With `participation` below 1 some of the clients take part, a random subset that always has the
+    same size. Points are averaged over the clients present, so nothing moves where all clients
     agree. Directions are averaged so that the result is unbiased for the mean over all clients.
     Absent clients keep their corrections. The corrections then still sum to zero, and a solution
     stays a fixed point.
 
+    Methods with one round per outer step, such as E3-AiPOD, choose the clients of each outer step,
+    and the others compute nothing. With several rounds in an outer step `chosen` decides.
+
     **Arguments:**
 
     - `weights`: one positive number for each client; only their ratios count.
-    - `participation`: the share of clients in each round, in (0, 1]; at least two clients.
+    - `participation`: the share of clients that take part, in (0, 1]; at least two clients.
+    - `chosen`: "round" chooses them anew for every round, and all clients make the local steps.
+        "step" chooses a cohort for a whole outer step, and no others compute anything. That is
+        cheaper, but y and the adjoint are then those of the cohort, and where clients differ the
+        mean of these is not that of all clients: x stays away from the solution by a distance
+        that no step size removes.
 
     !!! example
         ```python
@@ -54,9 +63,18 @@ class Consensus(AbstractAgreement):
 
     weights: Array | None
     participation: float = eqx.field(static=True)
+    chosen: str = eqx.field(static=True)
 
-    def __init__(self, weights: ArrayLike | None = None, participation: float = 1.0) -> None:
+    def __init__(
+        self,
+        weights: ArrayLike | None = None,
+        participation: float = 1.0,
+        chosen: str = "round",
+    ) -> None:
         self.participation = _as_share(participation)
+        if chosen not in ("round", "step"):
+            raise ValueError(f"chosen must be 'round' or 'step', got {chosen!r}.")
+        self.chosen = chosen
         self.weights = None if weights is None else _as_weights(weights)
 
     def _each(self, function: Callable[[Array], Array], tree: PyTree) -> PyTree:
@@ -84,18 +102,22 @@ class Consensus(AbstractAgreement):
         if weights is None:
             return self.tangent(gradient)
         return self._each(
-            lambda leaf: _beside(weights, leaf) * jnp.sum(leaf, axis=0, keepdims=True), gradient
+            lambda leaf: beside(weights, leaf) * jnp.sum(leaf, axis=0, keepdims=True), gradient
         )
 
     def riesz(self, gradient: PyTree) -> PyTree:
         weights = self.weights
         if weights is None:
             return gradient
-        return self._each(lambda leaf: leaf / (leaf.shape[0] * _beside(weights, leaf)), gradient)
+        return self._each(lambda leaf: leaf / (leaf.shape[0] * beside(weights, leaf)), gradient)
 
     @property
     def everyone(self) -> bool:
         return self.participation == 1
+
+    @property
+    def cohorts(self) -> bool:
+        return self.participation < 1 and self.chosen == "step"
 
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
         clients = self._require_clients(point, "this set")
@@ -112,6 +134,12 @@ class Consensus(AbstractAgreement):
 
     def for_round(self, key: PRNGKeyArray) -> AbstractSet:
         return self if self.participation == 1 else _SomeClients(self, key)
+
+    def once(self, clients: int) -> AbstractSet:
+        return Shared(clients)
+
+    def cohort(self, chosen: Array, clients: int) -> AbstractSet:
+        return Cohort(None if self.weights is None else clients * self.weights[chosen])
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return optax.tree.sub(y, self.project(y))
@@ -216,6 +244,6 @@ class _SomeClients(AbstractRound):
 
     def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
         def choose(a: Array, b: Array) -> Array:
-            return jnp.where(_beside(self._present(a.shape[0]), a) > 0, a, b)
+            return jnp.where(beside(self._present(a.shape[0]), a) > 0, a, b)
 
         return jax.tree.map(choose, new, old)

@@ -1,6 +1,6 @@
 """`AbstractSet`, the base of all sets: geometry, clients, and the answers that are sets again."""
 
-from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy
 from aipod.sets._clients import AbstractClients
@@ -113,6 +113,17 @@ class AbstractSet(AbstractGeometry, AbstractClients):
 
     def for_round(self, key: PRNGKeyArray) -> "AbstractSet":
         """The set as one projection sees it; with partial participation, some of the clients."""
+        return self
+
+    def once(self, clients: int) -> "AbstractSet | None":
+        """This agreement of so many clients for points that are kept once; None where it is none.
+
+        The client axis of such a point has length 1.
+        """
+        return None
+
+    def cohort(self, chosen: Array, clients: int) -> "AbstractSet":
+        """This agreement of so many clients, for the chosen ones alone."""
         return self
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:

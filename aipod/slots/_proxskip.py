@@ -46,6 +46,7 @@ def proxskip(
     probability: float | Array,
     steps: int,
     key: PRNGKeyArray,
+    last: bool = False,
 ) -> tuple[PyTree, PyTree, Array]:
     """`watched_proxskip` without its products, which are then not computed."""
     return watched_proxskip(
@@ -58,6 +59,7 @@ def proxskip(
         steps=steps,
         key=key,
         watched=False,
+        last=last,
     )[:3]
 
 
@@ -72,6 +74,7 @@ def watched_proxskip(
     steps: int,
     key: PRNGKeyArray,
     watched: bool = True,
+    last: bool = False,
 ) -> Skipped:
     """Runs `steps` iterations.
 
@@ -80,9 +83,13 @@ def watched_proxskip(
     v_hat = v - lr (gradient(v) - r)
     with probability p:   v <- project(v_hat - (lr / p) r),   r <- r + (p / lr) (v - v_hat)
     otherwise:            v <- v_hat
+
+    With `last` the last iteration always projects.
     """
     coin_key, keys = step_keys(key, steps)
     tosses = coins(coin_key, probability, steps)
+    if last:
+        tosses = tosses.at[-1].set(True)
 
     def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Any, Any]) -> tuple[Any, Any]:
         point, residual, before = carry

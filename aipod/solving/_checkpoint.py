@@ -18,7 +18,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._misc.digest import digest_arrays, digest_text
 from aipod._misc.files import atomic, remove_leftovers
 from aipod._misc.keys import is_key, to_numpy
-from aipod.algorithms import Alternating, State
+from aipod.algorithms import Alternating, Keeping, State
 from aipod.problem import Bilevel
 
 # Format 2 names the parts of a state by their path; format 1 numbered them.
@@ -45,7 +45,11 @@ def _digest(tree: PyTree) -> str:
 
 
 def fingerprint(
-    problem: Bilevel, solver: Alternating, state: State, key: PRNGKeyArray
+    problem: Bilevel,
+    solver: Alternating,
+    keeping: Keeping | None,
+    state: State,
+    key: PRNGKeyArray,
 ) -> dict[str, str]:
     """What must agree for a run to go on from a checkpoint, part by part.
 
@@ -56,7 +60,7 @@ def fingerprint(
 
     def one_step(arrays: PyTree, state: State, key: PRNGKeyArray) -> State:
         problem, solver = eqx.combine(arrays, static)
-        return solver.traced_step(problem, state, key)
+        return solver.kept_step(keeping, problem, state, key)
 
     program = jax.make_jaxpr(one_step)(arrays, state, key)
     return {

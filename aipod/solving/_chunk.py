@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.algorithms import Alternating, State
+from aipod.algorithms import Alternating, Keeping, State
 from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._history import scalar_columns
@@ -68,22 +68,25 @@ def _finite_parts(state: State) -> Array:
     return jnp.stack([finite(part) for part in _parts(state)])
 
 
-def measured(record: Record | None, state: State) -> dict[str, Array]:
+def measured(
+    record: Record | None, state: State, keeping: Keeping | None = None
+) -> dict[str, Array]:
     """One row: the step, the counts, the curvature, and what `record` returns."""
     fields = [field.name for field in dataclasses.fields(Counts)]
     row: dict[str, Any] = {"step": state.step}
     row |= {name: getattr(state.counts, name) for name in fields}
     if state.curvature is not None:
         row["curvature"] = state.curvature.estimate
-    metrics = {} if record is None else scalar_columns(_recorded(record, state))
+    metrics = {} if record is None else scalar_columns(_recorded(record, state, keeping))
     if taken := set(metrics) & {*row, *RECORDED}:
         raise ValueError(f"record(x, y) returns {sorted(taken)}, which solve itself records.")
     return row | {name: jnp.asarray(value) for name, value in metrics.items()}
 
 
-def _recorded(record: Record, state: State) -> Any:
+def _recorded(record: Record, state: State, keeping: Keeping | None) -> Any:
+    x, y = (state.x, state.y) if keeping is None else keeping.points(state)
     try:
-        return record(state.x, state.y)
+        return record(x, y)
     except Exception as error:
         raise ValueError(
             f"record(x, y) raised {type(error).__name__}: {error} It is compiled along with the "
@@ -95,6 +98,7 @@ def run_chunk(
     problem: Bilevel,
     solver: Alternating,
     record: Record | None,
+    keeping: Keeping | None,
     state: State,
     key: PRNGKeyArray,
     limits: Limits,
@@ -123,7 +127,7 @@ def run_chunk(
     def steps_to(target: Array, state: State) -> State:
         return jax.lax.while_loop(
             lambda state: (state.step < target) & ~over(state),
-            lambda state: solver.traced_step(problem, state, key),
+            lambda state: solver.kept_step(keeping, problem, state, key),
             state,
         )
 
@@ -152,7 +156,7 @@ def run_chunk(
         return Chunk(state, rows, chunk.count + due, finite, culprit, converged, flat(state))
 
     def write(chunk: Chunk, state: State) -> tuple[dict[str, Array], Array]:
-        row = measured(record, state)
+        row = measured(record, state, keeping)
         rows = {name: buffer.at[chunk.count].set(row[name]) for name, buffer in chunk.rows.items()}
         within = [row[name] <= value for name, value in limits.tolerance.items()]
         return rows, jnp.all(jnp.stack(within)) if within else jnp.asarray(False)
@@ -161,7 +165,7 @@ def run_chunk(
         live = (chunk.state.step < limits.end) & ~over(chunk.state)
         return live & chunk.finite & ~chunk.converged & (chunk.count < ROWS)
 
-    shapes = jax.eval_shape(lambda s: measured(record, s), state)
+    shapes = jax.eval_shape(lambda s: measured(record, s, keeping), state)
     rows = {name: jnp.zeros((ROWS, *s.shape), s.dtype) for name, s in shapes.items()}
     if unknown := set(limits.tolerance) - set(rows):
         raise ValueError(

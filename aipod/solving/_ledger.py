@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from aipod.algorithms import State
 from aipod.problem import Bilevel
@@ -61,6 +62,16 @@ RECORDED = ("step", *PROJECTIONS, "samples", *SAMPLES, *FEDERATED)
 _COUNTS = tuple(field.name for field in dataclasses.fields(Counts))
 
 
+def _hollow(tree: PyTree, kind: str | None) -> PyTree:
+    """Arrays of these shapes and types that take no memory."""
+
+    def one(leaf: Any) -> np.ndarray:
+        dtype = leaf.dtype if kind is None else jnp.dtype(kind)
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)
+
+    return jax.tree.map(one, tree)
+
+
 @dataclasses.dataclass(frozen=True)
 class Price:
     """The bytes of one client's x and y in a message; turns a chunk's counts into a ledger."""
@@ -75,10 +86,12 @@ class Price:
     def of(problem: Bilevel, state: State, wire: str | None) -> "Price":
         """`wire`: the type of the numbers that a client sends; None for their own."""
         sets, trees = (problem.upper_set, problem.lower_set), (state.x, state.y)
-        down = [s.message_size(tree) for s, tree in zip(sets, trees, strict=True)]
-        if wire is not None:
-            trees = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(wire)), trees)
-        up = [s.message_size(tree) for s, tree in zip(sets, trees, strict=True)]
+
+        def sizes(kind: str | None) -> list[int]:
+            hollow = [_hollow(problem.wide(tree), kind) for tree in trees]
+            return [s.message_size(tree) for s, tree in zip(sets, hollow, strict=True)]
+
+        down, up = sizes(None), sizes(wire)
         return Price(any(s.federated for s in sets), *up, *down)
 
     def _priced(self, counts: Mapping[str, Any], before: Ledger) -> dict[str, Any]:

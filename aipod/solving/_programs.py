@@ -36,8 +36,8 @@ class Program:
 
     def __init__(self, static: PyTree, arguments: tuple[PyTree, ...]) -> None:
         def chunk(arrays: PyTree, state: State, key: PRNGKeyArray, limits: Limits) -> Chunk:
-            problem, solver, record = eqx.combine(arrays, static)
-            return run_chunk(problem, solver, record, state, key, limits)
+            problem, solver, record, keeping = eqx.combine(arrays, static)
+            return run_chunk(problem, solver, record, keeping, state, key, limits)
 
         closed, shapes = jax.make_jaxpr(chunk, return_shape=True)(*arguments)
         self.captured = closed.consts

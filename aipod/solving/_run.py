@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from aipod._misc.tree import to_device
-from aipod.algorithms import Alternating, State
+from aipod.algorithms import Alternating, Keeping, State
 from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
@@ -51,6 +51,7 @@ class Run:
         self,
         problem: Bilevel,
         solver: Alternating,
+        keeping: Keeping | None,
         state: State,
         key: PRNGKeyArray,
         record: Record | None,
@@ -59,7 +60,7 @@ class Run:
         stop: Stop,
     ) -> None:
         self.problem, self.solver, self.record, self.key = problem, solver, record, key
-        self.every, self.steps, self.stop = every, steps, stop
+        self.every, self.steps, self.stop, self.keeping = every, steps, stop, keeping
         self.books = Books(state, History({}), Ledger(), np.zeros(0), 0.0)
         self._price = Price.of(problem, state, solver.wire)
         self._checkpoints: Checkpoints | None = None
@@ -87,7 +88,9 @@ class Run:
         """Raises when `record` returns other columns than those of the checkpoint."""
         if not columns:
             return
-        row = jax.eval_shape(lambda state: measured(self.record, state), self.books.state)
+        row = jax.eval_shape(
+            lambda state: measured(self.record, state, self.keeping), self.books.state
+        )
         empty = {name: np.zeros((0, *leaf.shape), leaf.dtype) for name, leaf in row.items()}
         now = self._price.rows(empty, Ledger())
         for name in {**columns, **now}:
@@ -137,7 +140,9 @@ class Run:
         step = int(self.books.state.step)
         result = None if step < self.steps else Result.completed
         size, program = 1, None
-        arrays, static = eqx.partition((self.problem, self.solver, self.record), eqx.is_array)
+        arrays, static = eqx.partition(
+            (self.problem, self.solver, self.record, self.keeping), eqx.is_array
+        )
         while result is None:
             try:
                 limits = self._limits(min(self.steps, step + size))
@@ -204,11 +209,16 @@ class Run:
         message = f"{result.value} ({step:,} outer steps)"
         if result is not Result.diverged:
             try:
-                check_nonempty(self.problem.lower_set, state.y, state.x)
+                if self.keeping is None:
+                    check_nonempty(self.problem.lower_set, state.y, state.x)
             except ValueError as error:
                 result, message = Result.infeasible, f"{Result.infeasible.value} {error}"
         else:
-            cause, remedy = why_diverged(self.problem, self.solver, state, self.key)
+            problem, working = self.problem, state
+            if self.keeping is not None:
+                everyone = self.keeping.everyone()
+                problem, working = everyone.problem(problem, None), everyone.working(state, None)
+            cause, remedy = why_diverged(problem, self.solver, working, self.key)
             words = (
                 f"diverged at outer step {step + 1}: {self._culprit} became NaN or infinite; the "
                 f"state after step {step} is kept.",
@@ -217,15 +227,15 @@ class Run:
                 self.solver.remedy(),
             )
             message = " ".join(word for word in words if word)
+        clients = None if self.keeping is None else self.keeping.clients
         return Solution(
-            x=state.x,
-            y=state.y,
+            kept=state,
+            keeping=self.keeping,
             result=result,
             message=message + self._unsaved,
             history=books.history,
             ledger=books.ledger,
-            state=state,
             seconds=books.clock,
             problem=self.problem,
-            convergence=convergence_of(self.solver, state) if result.ok else _NOT_OK,
+            convergence=convergence_of(self.solver, state, clients) if result.ok else _NOT_OK,
         )

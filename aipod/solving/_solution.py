@@ -2,11 +2,12 @@
 
 import dataclasses
 import enum
+import functools
 
 import numpy as np
 from jaxtyping import PyTree
 
-from aipod.algorithms import State
+from aipod.algorithms import Keeping, State
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
 from aipod.solving._convergence import Convergence
@@ -52,6 +53,8 @@ class Solution:
     - `result`: how the run ended, a `Result`; `message` says it in words.
     - `history`, `ledger`: what was recorded, and the totals.
     - `state`: the solver's whole state, to go on from.
+    - `kept`: the same, with one row for all clients of a federation where they agree; x, y and
+        state are made of it when they are asked for.
     - `seconds`: the time of the run when each row of the history was written, without compiling.
     - `convergence`: what the run saw of its own convergence, a `Convergence`; `converged` is its
         verdict: True, False, or None where it cannot be told. A run that is completed need not have
@@ -66,16 +69,33 @@ class Solution:
         ```
     """
 
-    x: PyTree
-    y: PyTree
     result: Result
     message: str
     history: History
     ledger: Ledger
-    state: State
+    kept: State = dataclasses.field(repr=False)
     seconds: np.ndarray
     problem: Bilevel = dataclasses.field(repr=False)
     convergence: Convergence = dataclasses.field(default_factory=Convergence, repr=False)
+    keeping: Keeping | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def x(self) -> PyTree:
+        return self._points[0]
+
+    @functools.cached_property
+    def y(self) -> PyTree:
+        return self._points[1]
+
+    @functools.cached_property
+    def _points(self) -> tuple[PyTree, PyTree]:
+        if self.keeping is None:
+            return self.kept.x, self.kept.y
+        return self.keeping.points(self.kept)
+
+    @functools.cached_property
+    def state(self) -> State:
+        return self.kept if self.keeping is None else self.keeping.whole(self.kept)
 
     @property
     def converged(self) -> bool | None:
@@ -96,9 +116,12 @@ class Solution:
         return f"Solution({self.result.name}: {self.message} {last})"
 
     def __str__(self) -> str:
+        points, sets = (self.kept.x, self.kept.y), (self.problem.upper_set, self.problem.lower_set)
+        if self.keeping is not None:
+            sets = self.keeping.sets(self.problem, points)
         off = {
-            "upper set": self.problem.upper_set.residual(self.x),
-            "lower set": self.problem.lower_set.residual(self.y, self.x),
+            "upper set": sets[0].residual(points[0]),
+            "lower set": sets[1].residual(points[1], points[0]),
         }
         return table(self.message, self.convergence, self.ledger, self.seconds, off)
 

@@ -77,13 +77,13 @@ def solve(
     _check_outside(problem, x0, y0, key)
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder to go on from.")
-    state = solver.init(problem, x0, y0)
+    state, keeping = solver.init_kept(problem, x0, y0)
     if stop.patience is not None and solver.upper.seen(state.upper) is None:
         raise ValueError(
             "Stop: patience needs an upper slot that answers `seen`, which "
             f"{type(solver.upper).__name__} does not: use Stop(tolerance=) with a record."
         )
-    run = Run(problem, solver, state, key, record, every, steps, stop)
+    run = Run(problem, solver, keeping, state, key, record, every, steps, stop)
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             check_positive(checkpoint_seconds, "checkpoint_seconds")
@@ -154,7 +154,7 @@ def _checkpoints(run: Run, folder: Any) -> Checkpoints:
         raise ValueError(
             f"checkpoint must be a folder, as in checkpoint='run/state', got {folder!r}."
         )
-    identity = fingerprint(run.problem, run.solver, run.books.state, run.key)
+    identity = fingerprint(run.problem, run.solver, run.keeping, run.books.state, run.key)
     try:
         return Checkpoints(folder, identity)
     except OSError as error:

@@ -268,8 +268,8 @@ def test_captured_arrays_are_arguments_of_the_program():
     )
     solver = aipod.AiPOD(upper_lr=0.1)
     state = solver.init(problem, jnp.ones(8), jnp.ones(8))
-    run = Run(problem, solver, state, KEY, None, 10, 10, aipod.Stop())
-    arrays, static = eqx.partition((problem, solver, None), eqx.is_array)
+    run = Run(problem, solver, None, state, KEY, None, 10, 10, aipod.Stop())
+    arrays, static = eqx.partition((problem, solver, None, None), eqx.is_array)
     program = Program(static, (arrays, state, KEY, run._limits(10)))
     assert any(leaf.shape == big.shape for leaf in program.captured)
     assert len(program.compiled.as_text()) < 2e6

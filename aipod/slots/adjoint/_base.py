@@ -100,6 +100,10 @@ class AbstractAdjoint(eqx.Module):
         """The type of the numbers that a client sends; None for their own."""
         return None
 
+    def common(self, state: PyTree) -> PyTree:
+        """For each leaf of the state whether it has a client axis along which nothing differs."""
+        return jax.tree.map(lambda _: False, state)
+
     def own(self, state: PyTree) -> PyTree:
         """For each leaf of the state whether it belongs to one client; else all have the same.
 

@@ -116,6 +116,10 @@ class OneRoundAdjoint(AbstractAdjoint):
     def health(self, state: PyTree) -> Health | None:
         return state.health
 
+    def common(self, state: PyTree) -> PyTree:
+        mask = jax.tree.map(lambda _: False, state)
+        return eqx.tree_at(lambda s: s.u, mask, jax.tree.map(lambda _: True, state.u))
+
     def own(self, state: PyTree) -> PyTree:
         return self.own_health(only_correction(state))
 

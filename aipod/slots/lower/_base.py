@@ -71,6 +71,10 @@ class AbstractLower(eqx.Module):
         """y and the state after the projection that was left to the end of the outer step."""
         return turn.y, state
 
+    def common(self, problem: Bilevel) -> bool:
+        """Whether all clients have the same y when an outer step is over; it is then kept once."""
+        return False
+
     @property
     def wire(self) -> str | None:
         """The type of the numbers that a client sends; None for their own."""

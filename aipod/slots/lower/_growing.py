@@ -6,6 +6,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.keys import round_key, subkey
 from aipod._misc.tree import axpy, cast_like
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -37,6 +38,9 @@ class GrowingSGD(AbstractLower):
         check_lr(self.lr, "lower_lr")
         check_positive(self.growth, "growth")
         check_not_negative(self.decay, "decay")
+
+    def common(self, problem: Bilevel) -> bool:
+        return True
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set, key = turn.lr(self.lr), turn.lower_set, turn.key

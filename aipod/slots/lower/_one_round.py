@@ -100,6 +100,9 @@ class OneRound(AbstractLower):
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
         return dataclasses.replace(state, share=one, agreement=one)
 
+    def common(self, problem: Bilevel) -> bool:
+        return True
+
     def own(self, state: PyTree) -> PyTree:
         mask = jax.tree.map(lambda _: False, state)
         mine = jax.tree.map(lambda _: True, state.correction)

@@ -6,6 +6,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_keys
 from aipod._misc.tree import axpy, cast_like
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._proxskip import step_keys
 from aipod.slots._turn import Turn
@@ -39,6 +40,9 @@ class ProjectedSGD(AbstractLower):
     @property
     def draws(self) -> int:
         return self.steps
+
+    def common(self, problem: Bilevel) -> bool:
+        return True
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.lower_set

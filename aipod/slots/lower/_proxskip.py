@@ -76,6 +76,9 @@ class ProxSkip(AbstractLower):
         problem.lower_set.check_corrections(y, name="lower_set")
         return ProxSkipState(optax.tree.zeros_like(y))
 
+    def common(self, problem: Bilevel) -> bool:
+        return problem.lower_set.cohorts
+
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         y, correction, projections = proxskip(
             turn.lower_gradient(self.steps),
@@ -86,6 +89,8 @@ class ProxSkip(AbstractLower):
             probability=self.prob,
             steps=self.steps,
             key=turn.key,
+            # Who was absent must be able to go on from what the others have found.
+            last=turn.problem.lower_set.cohorts,
         )
         cost = turn.lower_cost(projections, lower_draws=self.steps)
         return y, ProxSkipState(correction), cost

@@ -7,6 +7,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import subkeys
 from aipod._misc.tree import axpy, cast_like
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -49,6 +50,9 @@ class SVRG(AbstractLower):
     @property
     def draws(self) -> int:
         return self.episodes * (self.steps + self.corrected)
+
+    def common(self, problem: Bilevel) -> bool:
+        return True
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.lower_set

@@ -86,6 +86,18 @@ class AbstractUpper(eqx.Module):
         """
         return None
 
+    def common(self, state: PyTree) -> PyTree | None:
+        """For each leaf of the state whether all clients have the same when an outer step is over.
+
+        None where x itself may differ. What is common is kept once.
+        """
+        return None
+
+    @property
+    def needs_each(self) -> bool:
+        """Whether `update` needs the gradient of each client, or one step for all is enough."""
+        return True
+
     @property
     def sends_direction(self) -> bool:
         """Whether all that a client sends in `update` is one vector, the direction of x."""

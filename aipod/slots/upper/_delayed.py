@@ -18,7 +18,14 @@ from aipod.slots.upper._base import (
     optimizer_step,
     step_between,
 )
-from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
+from aipod.slots.upper._seen import (
+    Seen,
+    UpperState,
+    but_messages,
+    by_difference,
+    by_optimizer,
+    nothing_seen,
+)
 from aipod.stepsize import StepSize, check_at_least_one, check_steps
 
 
@@ -67,6 +74,13 @@ class Delayed(AbstractUpper):
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
         return UpperState(own, nothing_seen(problem, x, difference=True))
+
+    def common(self, state: PyTree) -> PyTree | None:
+        return but_messages(state)
+
+    @property
+    def needs_each(self) -> bool:
+        return self.steps > 1
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen

@@ -16,7 +16,14 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
-from aipod.slots.upper._seen import Seen, UpperState, by_difference, by_optimizer, nothing_seen
+from aipod.slots.upper._seen import (
+    Seen,
+    UpperState,
+    but_messages,
+    by_difference,
+    by_optimizer,
+    nothing_seen,
+)
 from aipod.stepsize import StepSize, check_positive
 
 
@@ -58,6 +65,13 @@ class DifferenceStep(AbstractUpper):
         own = None if self.optimizer is None else self.optimizer.init(x)
         by_rounding = self.optimizer is None
         return UpperState(own, nothing_seen(problem, x, difference=by_rounding))
+
+    def common(self, state: PyTree) -> PyTree | None:
+        return but_messages(state)
+
+    @property
+    def needs_each(self) -> bool:
+        return False
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen

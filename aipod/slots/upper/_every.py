@@ -20,6 +20,7 @@ from aipod.slots.upper._base import (
 from aipod.slots.upper._seen import (
     Seen,
     UpperState,
+    but_messages,
     by_difference,
     by_direction,
     by_optimizer,
@@ -70,6 +71,13 @@ class EveryStep(AbstractUpper):
         known = None if self.compression is None else optax.tree.zeros_like(x)
         difference = self.optimizer is None and problem.upper_set.constrained
         return UpperState(own, nothing_seen(problem, x, difference=difference), known)
+
+    def common(self, state: PyTree) -> PyTree | None:
+        return but_messages(state)
+
+    @property
+    def needs_each(self) -> bool:
+        return self.compression is not None
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen

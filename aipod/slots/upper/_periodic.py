@@ -19,7 +19,7 @@ from aipod.slots.upper._base import (
     check_one_of,
 )
 from aipod.slots.upper._every import EveryStep
-from aipod.slots.upper._seen import Seen, UpperState, by_difference, nothing_seen
+from aipod.slots.upper._seen import Seen, UpperState, but_messages, by_difference, nothing_seen
 from aipod.stepsize import StepSize, check_steps
 
 
@@ -62,6 +62,13 @@ class Periodic(AbstractUpper):
             return EveryStep(self.lr, self.optimizer).init(problem, x)
         seen = nothing_seen(problem, x, difference=True, skips=True)
         return UpperState(None, seen, landed=x)
+
+    def common(self, state: PyTree) -> PyTree | None:
+        return but_messages(state) if self.steps == 1 else None
+
+    @property
+    def needs_each(self) -> bool:
+        return self.steps > 1
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen

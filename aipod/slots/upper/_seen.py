@@ -47,6 +47,12 @@ class UpperState(eqx.Module):
     landed: PyTree = None
 
 
+def but_messages(state: UpperState) -> PyTree:
+    """True for what all clients have alike; False for what the server knows of each of them."""
+    mask = jax.tree.map(lambda _: True, state)
+    return dataclasses.replace(mask, known=jax.tree.map(lambda _: False, state.known))
+
+
 def nothing_seen(
     problem: Bilevel, x: PyTree, *, difference: bool = False, skips: bool = False
 ) -> Seen:

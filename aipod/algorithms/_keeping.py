@@ -1,0 +1,209 @@
+"""How the state of a federation is kept between outer steps: what is common, once.
+
+Inside an outer step clients work on their own rows of y and of what belongs to it. When the step is
+over, the rows of most quantities are equal, and one of them is kept. x is common inside the step
+too, unless clients move it by themselves: its gradient is then formed as one sum.
+
+With partial participation an outer step is made by a cohort: the rows of the chosen clients are
+taken from what each client keeps, and put back afterwards.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod.algorithms._state import State
+from aipod.problem import Bilevel
+from aipod.sets import AbstractSet
+
+Shape = tuple[int, ...]
+
+
+class Keeping(eqx.Module):
+    """Which leaves of a state have a row for each client, and which of them are kept once.
+
+    - `clients`, `present`: how many there are, and how many of them make an outer step.
+    - `shapes`: of every leaf as the user sees it, all clients beside each other.
+    - `once`: the leaves of which one row is kept.
+    - `wide`: those of them that get a row for each client inside an outer step.
+    - `own`: the leaves with a row of its own for each client.
+    - `single`: whether x has one row inside an outer step.
+    """
+
+    clients: int = eqx.field(static=True)
+    present: int = eqx.field(static=True)
+    shapes: tuple[Shape, ...] = eqx.field(static=True)
+    once: tuple[bool, ...] = eqx.field(static=True)
+    wide: tuple[bool, ...] = eqx.field(static=True)
+    own: tuple[bool, ...] = eqx.field(static=True)
+    single: bool = eqx.field(static=True)
+
+    def everyone(self) -> "Keeping":
+        """For an outer step that all clients make."""
+        return dataclasses.replace(self, present=self.clients)
+
+    def kept(self, state: State) -> State:
+        """A state of all clients as it is kept."""
+        return _by_leaf(lambda leaf, once: leaf[:1] if once else leaf, state, self.once)
+
+    def whole(self, state: State) -> State:
+        """A kept state with all clients beside each other, as the user sees it."""
+        return _by_leaf(
+            lambda leaf, shape: leaf if leaf.shape == shape else jnp.broadcast_to(leaf, shape),
+            state,
+            self.shapes,
+        )
+
+    def narrow(self, state: State) -> State:
+        """What is kept of a state that an outer step of all clients works on."""
+        return _by_leaf(lambda leaf, wide: leaf[:1] if wide else leaf, state, self.wide)
+
+    def points(self, state: State) -> tuple[PyTree, PyTree]:
+        """x and y of a kept state for all clients."""
+
+        return _spread(state.x, self.clients), _spread(state.y, self.clients)
+
+    def sets(
+        self, problem: Bilevel, points: tuple[PyTree, PyTree]
+    ) -> tuple[AbstractSet, AbstractSet]:
+        """The sets of x and y for points that may be kept once."""
+
+        def fitting(one: AbstractSet, point: PyTree) -> AbstractSet:
+            once = jax.tree.leaves(point)[0].shape[0] == 1
+            return (one.once(self.clients) or one) if once else one
+
+        return fitting(problem.upper_set, points[0]), fitting(problem.lower_set, points[1])
+
+    def problem(self, problem: Bilevel, chosen: Array | None) -> Bilevel:
+        """The problem of an outer step."""
+        inside = problem if chosen is None else problem.take(chosen, self.clients)
+        return _single(inside, self.present) if self.single else inside
+
+    def working(self, state: State, chosen: Array | None) -> State:
+        """A kept state as an outer step works on it."""
+
+        def one(leaf: Array, kinds: tuple[bool, bool]) -> Array:
+            wide, own = kinds
+            if wide:
+                return jnp.broadcast_to(leaf, (self.present, *leaf.shape[1:]))
+            return leaf[chosen] if own and chosen is not None else leaf
+
+        return _by_leaf(one, state, tuple(zip(self.wide, self.own, strict=True)))
+
+    def after(self, state: State, before: State, chosen: Array | None) -> State:
+        """What is kept after an outer step that was made from `before`."""
+
+        def one(leaf: Array, kinds: tuple[bool, bool, Array]) -> Array:
+            wide, own, old = kinds
+            if wide or not own:
+                return leaf
+            return old.at[chosen].set(leaf)
+
+        kinds = zip(self.wide, self.own, jax.tree.leaves(before), strict=True)
+        state = self.narrow(state)
+        return state if chosen is None else _by_leaf(one, state, tuple(kinds))
+
+    def choose(self, key: PRNGKeyArray) -> Array | None:
+        """The clients of an outer step, in their order; None for all of them."""
+        if self.present == self.clients:
+            return None
+        return jnp.sort(jax.random.permutation(key, self.clients)[: self.present])
+
+
+def _by_leaf(function: Any, state: State, beside: tuple) -> State:
+    leaves, structure = jax.tree.flatten(state)
+    return jax.tree.unflatten(
+        structure, [function(leaf, other) for leaf, other in zip(leaves, beside, strict=True)]
+    )
+
+
+def _single(problem: Bilevel, clients: int) -> Bilevel:
+    """The problem for one x that all clients share."""
+    return eqx.tree_at(lambda p: p.upper_set, problem, problem.upper_set.once(clients))
+
+
+def _agreed(tree: PyTree, constraint: AbstractSet) -> PyTree:
+    """One row for all clients: the average; exactly the first row where all are equal."""
+
+    def one(leaf: Array, average: Array) -> Array:
+        return jnp.where(jnp.all(leaf == leaf[:1]), leaf[:1], average[:1])
+
+    return jax.tree.map(one, tree, constraint.project(tree))
+
+
+def first_state(solver: Any, keeping: Keeping, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+    """The state before the first step as it is kept; x0 and y0 may have one row for all clients."""
+
+    def rows(tree: PyTree, constraint: AbstractSet, *, once: bool) -> PyTree:
+        several = jax.tree.leaves(tree)[0].shape[0] > 1
+        if once and several:
+            tree = _agreed(tree, constraint)
+        return tree if once else _spread(tree, keeping.clients)
+
+    inside = keeping.everyone().problem(problem, None)
+    x = rows(x0, problem.upper_set, once=keeping.once[0])
+    common = solver.lower.common(problem)
+    y = _spread(rows(y0, problem.lower_set, once=common), keeping.clients)
+    x = x if keeping.single else _spread(x, keeping.clients)
+    return keeping.narrow(solver.initial(inside, x, y))
+
+
+def _spread(tree: PyTree, clients: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape[1:])), tree)
+
+
+def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping | None:
+    """How to keep the states of a solver on a problem; None where there is nothing to share.
+
+    Only the shapes of x and y are looked at.
+    """
+    sets, clients = (problem.upper_set, problem.lower_set), problem.clients
+    if not problem.takes_common or clients is None:
+        return None
+    upper_set, lower_set = (one.once(clients) for one in sets)
+    if upper_set is None or lower_set is None:
+        return None
+
+    def shapes(of: Bilevel, x: PyTree, y: PyTree) -> Any:
+        return eqx.filter_eval_shape(solver.initial, of, x, y)
+
+    def rows(tree: PyTree, count: int) -> PyTree:
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), tree)
+
+    x, y = rows(x, clients), rows(y, clients)
+    full = shapes(problem, x, y)
+    # With one row for each quantity: what has another shape there has a client axis.
+    bare = Bilevel(problem.upper, problem.lower, upper_set, lower_set)
+    least = shapes(bare, rows(x, 1), rows(y, 1))
+    common = jax.tree.leaves(solver.common(problem, full))
+    axis = [a.shape != b.shape for a, b in _pairs(full, least)]
+    kept_once = tuple(a and b for a, b in zip(common, axis, strict=True))
+    present = clients
+    if solver.has_cohorts(problem, full):
+        present = problem.lower_set.present(clients)
+    everyone = present < clients or problem.fully_federated
+    single = bool(clients > 1 and everyone and kept_once[0] and not solver.upper.needs_each)
+    wide = kept_once
+    if single:
+        inside = shapes(_single(problem, clients), rows(x, 1), y)
+        wide = tuple(
+            once and a.shape == b.shape
+            for once, (a, b) in zip(kept_once, _pairs(full, inside), strict=True)
+        )
+    return Keeping(
+        clients=clients,
+        present=present,
+        shapes=tuple(leaf.shape for leaf in jax.tree.leaves(full)),
+        once=kept_once,
+        wide=wide,
+        own=tuple(a and not b for a, b in zip(axis, kept_once, strict=True)),
+        single=single,
+    )
+
+
+def _pairs(first: PyTree, second: PyTree) -> list[tuple[Any, Any]]:
+    return list(zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
