@@ -35,7 +35,8 @@ def federation(
     clients: int, examples: int, batch_size: int, participation: float, devices: int
 ) -> tuple[aipod.Bilevel, jax.sharding.Mesh | None]:
     """The task on random images that are made on the device."""
-    train = round(0.8 * examples)
+    # Two thirds for training.
+    train = 2 * examples // 3
     mesh = jax.make_mesh((devices,), ("clients",)) if devices > 1 else None
 
     def images(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:

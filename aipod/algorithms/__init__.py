@@ -5,11 +5,15 @@ from aipod.algorithms._e3 import E3AiPOD as E3AiPOD
 from aipod.algorithms._federated import FedAvg as FedAvg
 from aipod.algorithms._federated import FedNest as FedNest
 from aipod.algorithms._federated import LFedNest as LFedNest
+from aipod.algorithms._keeping import CLIENTS as CLIENTS
 from aipod.algorithms._keeping import Keeping as Keeping
 from aipod.algorithms._packed import PackedWatch as PackedWatch
 from aipod.algorithms._paper import AiPOD as AiPOD
 from aipod.algorithms._paper import E2AiPOD as E2AiPOD
 from aipod.algorithms._paper import EAiPOD as EAiPOD
+from aipod.algorithms._spread import placed as placed
+from aipod.algorithms._spread import placed_state as placed_state
+from aipod.algorithms._spread import unplaced_state as unplaced_state
 from aipod.algorithms._state import State as State
 from aipod.algorithms._table1 import ALSET as ALSET
 from aipod.algorithms._table1 import BSA as BSA

@@ -11,9 +11,10 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, round_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
-from aipod.algorithms._keeping import Keeping, first_state, keeping_of
+from aipod.algorithms._keeping import Keeping, first_state, in_rows_of, keeping_of
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
+from aipod.algorithms._spread import spread_step
 from aipod.algorithms._state import State
 from aipod.algorithms._watch import Outcome
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
@@ -137,6 +138,12 @@ class Alternating(eqx.Module):
         self._check(problem, x0, y0)
         x0, y0 = as_arrays(x0), as_arrays(y0)
         keeping = self.keeping(problem, x0, y0)
+        if problem.lower_set.cohorts and (keeping is None or not keeping.some):
+            raise ValueError(
+                f"chosen='step': {type(self.upper).__name__} and {type(self.lower).__name__} leave "
+                "clients with an x or y of their own, from which those who come next cannot go "
+                "on: use chosen='round', or upper_steps=1."
+            )
         if keeping is None:
             return _compiled_initial(self, problem, x0, y0), None
         return _compiled_first(self, keeping, problem, x0, y0), keeping
@@ -181,6 +188,8 @@ class Alternating(eqx.Module):
         if keeping is None:
             return self._step(problem, state, key)
         chosen = keeping.choose(_round_key(key, state.step))
+        if keeping.mesh is not None:
+            return spread_step(self._step, keeping, problem, state, key, chosen)
         inside = keeping.problem(problem, chosen)
         new = self._step(inside, keeping.working(state, chosen), key)
         return keeping.after(new, state, chosen)
@@ -243,7 +252,7 @@ class Alternating(eqx.Module):
         outcome = Outcome(
             x=x,
             new_x=new_x,
-            y=y,
+            y=in_rows_of(state.watch.window_y, y),
             before=self.upper.seen(state.upper),
             seen=self.upper.seen(upper),
             health=self.adjoint.health(adjoint),

@@ -9,17 +9,21 @@ taken from what each client keeps, and put back afterwards.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.algorithms._state import State
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
 
+# The axis of a mesh along which clients are spread.
+CLIENTS = "clients"
 Shape = tuple[int, ...]
 
 
@@ -32,6 +36,7 @@ class Keeping(eqx.Module):
     - `wide`: those of them that get a row for each client inside an outer step.
     - `own`: the leaves with a row of its own for each client.
     - `single`: whether x has one row inside an outer step.
+    - `mesh`: the devices over which the clients are spread, along `CLIENTS`; None for one device.
     """
 
     clients: int = eqx.field(static=True)
@@ -41,13 +46,38 @@ class Keeping(eqx.Module):
     wide: tuple[bool, ...] = eqx.field(static=True)
     own: tuple[bool, ...] = eqx.field(static=True)
     single: bool = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
+
+    @property
+    def devices(self) -> int:
+        """The devices along the mesh's axis of clients."""
+        return 1 if self.mesh is None else self.mesh.shape[CLIENTS]
+
+    @property
+    def some(self) -> bool:
+        """Whether only some of the clients make an outer step."""
+        return self.present < self.clients
+
+    def rows(self, members: int) -> int:
+        """So many clients, and what fills up the last device."""
+        return -(-members // self.devices) * self.devices
+
+    def specs(self, state: State) -> State:
+        """How each leaf is spread over the mesh."""
+        return _by_leaf(
+            lambda _, own: PartitionSpec(CLIENTS) if own else PartitionSpec(), state, self.own
+        )
+
+    def by_leaf(self, function: Callable[[Array, bool], Any], state: State) -> State:
+        """function(leaf, whether each client has a row of its own in it) for all leaves."""
+        return _by_leaf(function, state, self.own)
 
     def everyone(self) -> "Keeping":
         """For an outer step that all clients make."""
         return dataclasses.replace(self, present=self.clients)
 
     def kept(self, state: State) -> State:
-        """A state of all clients as it is kept."""
+        """A state of all clients as it is kept between steps."""
         return _by_leaf(lambda leaf, once: leaf[:1] if once else leaf, state, self.once)
 
     def whole(self, state: State) -> State:
@@ -79,33 +109,50 @@ class Keeping(eqx.Module):
         return fitting(problem.upper_set, points[0]), fitting(problem.lower_set, points[1])
 
     def problem(self, problem: Bilevel, chosen: Array | None) -> Bilevel:
-        """The problem of an outer step."""
-        inside = problem if chosen is None else problem.take(chosen, self.clients)
-        return _single(inside, self.present) if self.single else inside
+        """The problem of an outer step on one device."""
+        if chosen is not None:
+            problem = problem.take(chosen, self.clients, self.present)
+        return self.narrowed(problem)
+
+    def narrowed(self, problem: Bilevel) -> Bilevel:
+        """A problem of an outer step for one x that all clients share, where that is so."""
+        return _single(problem, self.present) if self.single else problem
 
     def working(self, state: State, chosen: Array | None) -> State:
         """A kept state as an outer step works on it."""
 
-        def one(leaf: Array, kinds: tuple[bool, bool]) -> Array:
-            wide, own = kinds
-            if wide:
-                return jnp.broadcast_to(leaf, (self.present, *leaf.shape[1:]))
-            return leaf[chosen] if own and chosen is not None else leaf
+        return self.widened(self.taken(state, chosen), self.present)
 
-        return _by_leaf(one, state, tuple(zip(self.wide, self.own, strict=True)))
+    def taken(self, state: State, chosen: Array | None) -> State:
+        """With the rows of the chosen clients alone."""
+        if chosen is None:
+            return state
+        return _by_leaf(lambda leaf, own: leaf[chosen] if own else leaf, state, self.own)
+
+    def widened(self, state: State, rows: int) -> State:
+        """With so many rows of what each client works on."""
+
+        def one(leaf: Array, wide: bool) -> Array:
+            return jnp.broadcast_to(leaf, (rows, *leaf.shape[1:])) if wide else leaf
+
+        return _by_leaf(one, state, self.wide)
 
     def after(self, state: State, before: State, chosen: Array | None) -> State:
         """What is kept after an outer step that was made from `before`."""
 
-        def one(leaf: Array, kinds: tuple[bool, bool, Array]) -> Array:
-            wide, own, old = kinds
-            if wide or not own:
-                return leaf
-            return old.at[chosen].set(leaf)
+        return self.put_back(self.narrow(state), before, chosen)
 
-        kinds = zip(self.wide, self.own, jax.tree.leaves(before), strict=True)
-        state = self.narrow(state)
-        return state if chosen is None else _by_leaf(one, state, tuple(kinds))
+    def put_back(self, state: State, before: State, chosen: Array | None) -> State:
+        """The rows of the chosen clients, put back into those of all."""
+        if chosen is None:
+            return state
+
+        def one(leaf: Array, kind: tuple[bool, Array]) -> Array:
+            own, old = kind
+            return old.at[chosen].set(leaf[: self.present]) if own else leaf
+
+        kinds = zip(self.own, jax.tree.leaves(before), strict=True)
+        return _by_leaf(one, state, tuple(kinds))
 
     def choose(self, key: PRNGKeyArray) -> Array | None:
         """The clients of an outer step, in their order; None for all of them."""
@@ -149,11 +196,27 @@ def first_state(solver: Any, keeping: Keeping, problem: Bilevel, x0: PyTree, y0:
     common = solver.lower.common(problem)
     y = _spread(rows(y0, problem.lower_set, once=common), keeping.clients)
     x = x if keeping.single else _spread(x, keeping.clients)
-    return keeping.narrow(solver.initial(inside, x, y))
+    return keeping.kept(solver.initial(inside, x, y))
 
 
 def _spread(tree: PyTree, clients: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape[1:])), tree)
+    """A row for each client, without those that fill up a mesh."""
+
+    def one(leaf: Array) -> Array:
+        if leaf.shape[0] > 1:
+            return leaf[:clients]
+        return jnp.broadcast_to(leaf, (clients, *leaf.shape[1:]))
+
+    return jax.tree.map(one, tree)
+
+
+def in_rows_of(like: PyTree, tree: PyTree) -> PyTree:
+    """One row of a tree where another is kept once; else the tree."""
+
+    def one(kept: Array, leaf: Array) -> Array:
+        return leaf if kept.shape == leaf.shape else leaf[:1]
+
+    return jax.tree.map(one, like, tree)
 
 
 def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping | None:
@@ -162,7 +225,7 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
     Only the shapes of x and y are looked at.
     """
     sets, clients = (problem.upper_set, problem.lower_set), problem.clients
-    if not problem.takes_common or clients is None:
+    if clients is None:
         return None
     upper_set, lower_set = (one.once(clients) for one in sets)
     if upper_set is None or lower_set is None:
@@ -194,6 +257,9 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
             once and a.shape == b.shape
             for once, (a, b) in zip(kept_once, _pairs(full, inside), strict=True)
         )
+    # The watch looks at one row of what all clients have.
+    watched = jax.tree.leaves(_watched(full))
+    wide = tuple(a and not b for a, b in zip(wide, watched, strict=True))
     return Keeping(
         clients=clients,
         present=present,
@@ -203,6 +269,14 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
         own=tuple(a and not b for a, b in zip(axis, kept_once, strict=True)),
         single=single,
     )
+
+
+def _watched(state: State) -> State:
+    """True for the points of y that the watch keeps."""
+    mask = jax.tree.map(lambda _: False, state)
+    points = ("window_y", "block_y")
+    marked = {n: jax.tree.map(lambda _: True, getattr(state.watch, n)) for n in points}
+    return dataclasses.replace(mask, watch=dataclasses.replace(mask.watch, **marked))
 
 
 def _pairs(first: PyTree, second: PyTree) -> list[tuple[Any, Any]]:

@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import inner
 from aipod.algorithms._sums import Sums
 from aipod.problem import Bilevel, is_random
+from aipod.sets import AbstractSet
 from aipod.slots.adjoint import Health
 from aipod.slots.upper import Seen
 
@@ -159,7 +160,7 @@ def at_block_end(
         # Without noise one hypergradient is enough, once y no longer jumps.
         here: Any = jax.tree.map(jnp.subtract, y, watch.window_y)
         way = natural_way(watch.way + jnp.sqrt(dot(here, here)), dot(y, y))
-        calm = _alike(moves <= (_CALM * way) ** 2, watch.start)
+        calm = _alike(moves <= (_CALM * way) ** 2, watch.start, problem.lower_set, y)
         watch = _started(watch, calm, watch.size)
     watch = dataclasses.replace(
         watch,
@@ -169,10 +170,18 @@ def at_block_end(
         length=dot(y, y),
         noisy=jnp.asarray(noisy),
     )
-    return _closed(watch, outcome, step, closes, noisy=noisy)
+    return _closed(watch, outcome, step, closes, problem.lower_set, noisy=noisy)
 
 
-def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy: bool) -> Watch:
+def _closed(
+    watch: Watch,
+    outcome: Outcome,
+    step: Array,
+    closes: Array,
+    lower_set: AbstractSet,
+    *,
+    noisy: bool,
+) -> Watch:
     """With the running window closed, where it is long enough."""
     running = watch
     now, count = watch.now, jnp.maximum(watch.now.steps, 1.0)
@@ -184,7 +193,7 @@ def _closed(watch: Watch, outcome: Outcome, step: Array, closes: Array, *, noisy
         # Three errors, because the largest of many windows is taken; and a short one is worse.
         sure = value - 3 * (1 + _SHORTEST / count) * error
         followed = now.drifted() <= (_FOLLOWED * natural_way(way, watch.length)) ** 2
-        watch = _started(watch, _alike(followed, value), sure)
+        watch = _started(watch, _alike(followed, value, lower_set, outcome.y), sure)
         descends = descends & (value > 2 * error)
     curvature = watch.curvature
     if outcome.curvature is not None:
@@ -210,13 +219,20 @@ def _started(watch: Watch, sound: Array, value: Array) -> Watch:
     """With a larger `start`, where the value is one and was measured under sound conditions."""
     larger = sound & (value > watch.start)
     right = watch.now.right / jnp.maximum(watch.now.steps, 1.0)
+    # One number for all clients, where x is kept once.
+    alike = larger if larger.shape == right.shape else jnp.ravel(larger)[0]
     return dataclasses.replace(
         watch,
         start=jnp.where(larger, value, watch.start),
-        adjoint=jnp.where(_alike(larger, right), right, watch.adjoint),
+        adjoint=jnp.where(alike, right, watch.adjoint),
     )
 
 
-def _alike(truth: Array, like: Array) -> Array:
+def _alike(truth: Array, like: Array, lower_set: AbstractSet, y: PyTree) -> Array:
     """`truth` where numbers about x and y are of one shape; else whether it holds for all."""
-    return truth if truth.shape == like.shape else jnp.all(truth)
+    if truth.shape == like.shape:
+        return truth
+    if jax.tree.leaves(y)[0].shape[0] == 1:
+        # All clients have the same y, and so the same answer.
+        return truth[:1]
+    return lower_set.largest(jnp.where(truth, 0.0, 1.0)) <= 0

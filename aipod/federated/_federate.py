@@ -1,5 +1,6 @@
 """A federation as one `Bilevel` problem."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -91,8 +92,12 @@ class _ClientSum(eqx.Module):
         losses = _each(one, (first, y), batch.data, batch.weights)
         return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
 
-    def take(self, chosen: Array) -> "_ClientSum":
-        return _ClientSum(self.loss, None if self.scale is None else self.scale[chosen])
+    def take(self, chosen: Array, members: int) -> "_ClientSum":
+        return _ClientSum(self.loss, _taken(self.scale, chosen, members))
+
+    def by_client(self) -> "_ClientSum":
+        mask = jax.tree.map(lambda _: False, self)
+        return mask if self.scale is None else dataclasses.replace(mask, scale=True)
 
 
 class _ClientHead(eqx.Module):
@@ -109,8 +114,12 @@ class _ClientHead(eqx.Module):
         losses = _each(one, (y,), (features, batch.data), batch.weights)
         return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
 
-    def take(self, chosen: Array) -> "_ClientHead":
-        return _ClientHead(self.head, None if self.scale is None else self.scale[chosen])
+    def take(self, chosen: Array, members: int) -> "_ClientHead":
+        return _ClientHead(self.head, _taken(self.scale, chosen, members))
+
+    def by_client(self) -> "_ClientHead":
+        mask = jax.tree.map(lambda _: False, self)
+        return mask if self.scale is None else dataclasses.replace(mask, scale=True)
 
 
 class _ClientFeatures(eqx.Module):
@@ -120,8 +129,16 @@ class _ClientFeatures(eqx.Module):
     def __call__(self, x: PyTree, batch: ClientBatch) -> PyTree:
         return _each(self.features, (x,), batch.data)
 
-    def take(self, chosen: Array) -> "_ClientFeatures":
+    def take(self, chosen: Array, members: int) -> "_ClientFeatures":
         return self
+
+
+def _taken(scale: Array | None, chosen: Array, members: int) -> Array | None:
+    """The factors of the chosen clients; 0 for those beyond the first `members`."""
+    if members == chosen.shape[0]:
+        return None if scale is None else scale[chosen]
+    taken = jnp.ones(chosen.shape) if scale is None else scale[chosen]
+    return jnp.where(jnp.arange(chosen.shape[0]) < members, taken, 0.0)
 
 
 def _summed(objective: Objective, scale: Array | None) -> Objective:

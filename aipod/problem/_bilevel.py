@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import all_finite, is_numeric, same_structure
-from aipod.problem._composite import AtX, Objective, at_fixed_x, taken, takes_common
+from aipod.problem._composite import AtX, Objective, at_fixed_x, by_client, takes_common
 from aipod.problem._samplers import Constant, Sampler, expected
 from aipod.sets import AbstractSet, Free
 
@@ -113,7 +113,7 @@ class Bilevel(eqx.Module):
         leaves = jax.tree.leaves(point)
         once = all(np.ndim(leaf) and np.shape(leaf)[0] == 1 for leaf in leaves)
         clients = self.clients
-        if not once or not self.takes_common or clients is None:
+        if not once or clients is None:
             return point
         return jax.tree.map(
             lambda leaf: np.broadcast_to(leaf, (clients, *np.shape(leaf)[1:])), point
@@ -141,31 +141,38 @@ class Bilevel(eqx.Module):
         return takes_common(self.upper) and takes_common(self.lower)
 
     @property
-    def clients(self) -> int | None:
-        """How many clients there are, where the samplers know it."""
-        known = {
-            getattr(samples, "clients", None)
-            for samples in (self.upper_samples, self.lower_samples)
-        }
-        return known.pop() if len(known) == 1 else None
-
-    @property
     def divisible(self) -> bool:
         """Whether `take` gives the problem of some of the clients."""
-        return self.takes_common and all(
-            hasattr(samples, "take") for samples in (self.upper_samples, self.lower_samples)
+        samples = (self.upper_samples, self.lower_samples)
+        return self.takes_common and all(hasattr(one, "take") for one in samples)
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients there are, where the problem is `divisible`."""
+        samples: Any = self.upper_samples
+        return samples.clients if self.divisible else None
+
+    def take(self, chosen: Array, clients: int, members: int, axis: str | None = None) -> "Bilevel":
+        """The problem of the chosen ones of so many clients, where it is `divisible`.
+
+        Only the first `members` of them count; the others fill up the devices of a mesh, along
+        whose `axis` the clients are spread.
+        """
+        objectives: Any = (self.upper, self.lower)
+        samples: Any = (self.upper_samples, self.lower_samples)
+        sets = (self.upper_set, self.lower_set)
+        return Bilevel(
+            *(one.take(chosen, members) for one in objectives),
+            *(one.cohort(chosen, clients, members, axis) for one in sets),
+            *(one.take(chosen, members) for one in samples),
         )
 
-    def take(self, chosen: Array, clients: int) -> "Bilevel":
-        """The problem of the chosen ones of so many clients, where `takes_common`."""
-        return Bilevel(
-            taken(self.upper, chosen),
-            taken(self.lower, chosen),
-            self.upper_set.cohort(chosen, clients),
-            self.lower_set.cohort(chosen, clients),
-            taken(self.upper_samples, chosen),
-            taken(self.lower_samples, chosen),
-        )
+    def by_client(self) -> "Bilevel":
+        """For each leaf whether it has a row for each client."""
+        parts = (self.upper, self.lower, self.upper_set, self.lower_set)
+        structure = jax.tree.structure(self)
+        masks = [by_client(part) for part in (*parts, self.upper_samples, self.lower_samples)]
+        return jax.tree.unflatten(structure, jax.tree.leaves(masks))
 
     def lower_at(self, x: PyTree, draws: int) -> AtX:
         """g(x, ., .) and its sampler for a loop of `draws` batches in which x stays fixed."""

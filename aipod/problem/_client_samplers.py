@@ -1,5 +1,6 @@
 """Batches of every client of a federation, on a leading client axis."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Self
 
@@ -40,8 +41,6 @@ class ClientMinibatches(AbstractSampler):
 
     batch: PyTree
     counts: Array | None
-    # Which of the clients these are, where they are some of them: each draws what it always draws.
-    chosen: Array | None
     clients: int = eqx.field(static=True)
     pool: int = eqx.field(static=True)
     per_client: int | None = eqx.field(static=True)
@@ -59,7 +58,7 @@ class ClientMinibatches(AbstractSampler):
             )
         self.pool = next(iter(shapes))[1]
         self.per_client = None if batch_size is None else check_batch_size(batch_size)
-        self.counts = self.chosen = None
+        self.counts = None
         if counts is not None:
             given = np.asarray(counts)
             if given.shape != (self.clients,) or given.min() < 1 or given.max() > self.pool:
@@ -75,27 +74,22 @@ class ClientMinibatches(AbstractSampler):
     @property
     def size(self) -> int:
         """Examples in one draw, of all clients together."""
-        clients = self.clients if self.chosen is None else self.chosen.shape[0]
-        return clients * (self.pool if self.per_client is None else self.per_client)
+        return self.clients * (self.pool if self.per_client is None else self.per_client)
 
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         if self.per_client is None:
             return self.expected()
         shape = (self.clients, self.per_client)
-        limit = self.pool if self.counts is None else self.counts[:, None]
-        index = jax.random.randint(key, shape, 0, limit)
-        if self.chosen is not None:
-            index = index[self.chosen]
+        if self.counts is None:
+            index = jax.random.randint(key, shape, 0, self.pool)
+        else:
+            index = jax.random.randint(key, shape, 0, self.counts[:, None])
         return jax.tree.map(
             lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
         )
 
     def expected(self) -> PyTree:
-        if self.per_client is None or self.counts is None:
-            return self.batch
-        return _weighted(
-            self.batch, self.counts if self.chosen is None else self.counts[self.chosen]
-        )
+        return self.batch if self.per_client is None else _weighted(self.batch, self.counts)
 
     @property
     def random(self) -> bool:
@@ -105,16 +99,81 @@ class ClientMinibatches(AbstractSampler):
         # Pool and batch are both counted for each client.
         return self.map(function) if self.pool <= draws * (self.per_client or self.pool) else None
 
-    def take(self, chosen: Array) -> Self:
-        """The same batches for the chosen clients alone."""
-        some = eqx.tree_at(
-            lambda s: s.batch, self, jax.tree.map(lambda leaf: leaf[chosen], self.batch)
+    def by_client(self) -> Self:
+        """True for what has a row for each client."""
+        mask = jax.tree.map(lambda _: False, self)
+        return eqx.tree_at(lambda s: s.batch, mask, jax.tree.map(lambda _: True, self.batch))
+
+    def take(self, chosen: Array, members: int) -> "CohortMinibatches":
+        """The batches of the chosen clients, each as it always draws them."""
+        return CohortMinibatches(
+            jax.tree.map(lambda leaf: leaf[chosen], self.batch),
+            self.counts,
+            chosen,
+            self.clients,
+            members,
+            self.pool,
+            self.per_client,
         )
-        return eqx.tree_at(lambda s: s.chosen, some, chosen, is_leaf=lambda leaf: leaf is None)
 
     def map(self, function: Callable[[PyTree], PyTree]) -> Self:
         """The sampler of function(batch), for a function that acts on each example."""
         return eqx.tree_at(lambda s: s.batch, self, function(self.batch))
+
+
+class CohortMinibatches(AbstractSampler):
+    """The batches of some clients of `ClientMinibatches`, those of one outer step.
+
+    - `batch`: their data.
+    - `counts`: how many examples each of all clients has; None where all have as many.
+    - `chosen`: which of all the `clients` they are.
+    - `members`: how many of the rows are clients; the others fill up the devices of a mesh.
+    """
+
+    batch: PyTree
+    counts: Array | None
+    chosen: Array
+    clients: int = eqx.field(static=True)
+    members: int = eqx.field(static=True)
+    pool: int = eqx.field(static=True)
+    per_client: int | None = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        """Examples in one draw, of the cohort together."""
+        return self.members * (self.pool if self.per_client is None else self.per_client)
+
+    def __call__(self, key: PRNGKeyArray) -> PyTree:
+        if self.per_client is None:
+            return self.expected()
+        limit = self.pool if self.counts is None else self.counts[:, None]
+        # Drawn for all clients: what one of them sees does not depend on who else is there.
+        index = jax.random.randint(key, (self.clients, self.per_client), 0, limit)[self.chosen]
+        return jax.tree.map(
+            lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
+        )
+
+    def expected(self) -> PyTree:
+        if self.per_client is None or self.counts is None:
+            return self.batch
+        return _weighted(self.batch, self.counts[self.chosen])
+
+    @property
+    def random(self) -> bool:
+        return self.per_client is not None
+
+    def precomputed(
+        self, function: Callable[[PyTree], PyTree], draws: int
+    ) -> "CohortMinibatches | None":
+        if self.pool > draws * (self.per_client or self.pool):
+            return None
+        return dataclasses.replace(self, batch=function(self.batch))
+
+    def by_client(self) -> "CohortMinibatches":
+        """True for what has a row for each of these clients."""
+        mask = jax.tree.map(lambda _: False, self)
+        rows = jax.tree.map(lambda _: True, self.batch)
+        return dataclasses.replace(mask, batch=rows, chosen=True)
 
 
 def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:

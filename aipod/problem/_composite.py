@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, PyTree
 
 from aipod.problem._samplers import precomputed
@@ -48,9 +49,15 @@ class Composite(eqx.Module):
     def takes_common(self) -> bool:
         return takes_common(self.features) and takes_common(self.head)
 
-    def take(self, chosen: Array) -> "Composite":
+    def take(self, chosen: Array, members: int) -> "Composite":
         """Of a federation, for the chosen clients alone."""
-        return Composite(taken(self.features, chosen), taken(self.head, chosen))
+        features: Any = self.features
+        head: Any = self.head
+        return Composite(features.take(chosen, members), head.take(chosen, members))
+
+    def by_client(self) -> "Composite":
+        """True for what has a row for each client."""
+        return Composite(by_client(self.features), by_client(self.head))
 
     def at_fixed_x(self, x: PyTree, samples: Any, draws: int) -> AtX | None:
         """The head alone, on precomputed features; None where batches are cheaper than all data."""
@@ -63,15 +70,16 @@ class Composite(eqx.Module):
 def takes_common(objective: Any) -> bool:
     """Whether an objective of a federation takes points that are kept once for all clients.
 
-    The client axis of such a point has length 1. Then it also answers `take(chosen)`, the objective
-    of the chosen clients alone.
+    The client axis of such a point has length 1. Then it also answers `take(chosen, members)`, the
+    objective of the first `members` of the chosen clients; the others must not count.
     """
     return bool(getattr(objective, "takes_common", False))
 
 
-def taken(objective: Any, chosen: Array) -> Any:
-    """An objective that takes common points, for the chosen clients alone."""
-    return objective.take(chosen)
+def by_client(part: Any) -> Any:
+    """For each leaf of an objective, a sampler or a set whether it has a row for each client."""
+    method = getattr(part, "by_client", None)
+    return jax.tree.map(lambda _: False, part) if method is None else method()
 
 
 def at_fixed_x(objective: Objective, samples: Any, x: PyTree, draws: int) -> AtX:

@@ -138,8 +138,17 @@ class Consensus(AbstractAgreement):
     def once(self, clients: int) -> AbstractSet:
         return Shared(clients)
 
-    def cohort(self, chosen: Array, clients: int) -> AbstractSet:
-        return Cohort(None if self.weights is None else clients * self.weights[chosen])
+    def cohort(
+        self, chosen: Array, clients: int, members: int, axis: str | None = None
+    ) -> AbstractSet:
+        weights, rows = self.weights, chosen.shape[0]
+        present = None if rows == members else jnp.arange(rows) < members
+        if weights is None and present is None:
+            return Cohort(None, float(members), members, members < clients, axis)
+        shares = jnp.ones(rows) if weights is None else clients * weights[chosen]
+        if present is not None:
+            shares = jnp.where(present, shares, 0.0)
+        return Cohort(shares, jnp.sum(shares), members, members < clients, axis)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return optax.tree.sub(y, self.project(y))

@@ -122,8 +122,13 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         """
         return None
 
-    def cohort(self, chosen: Array, clients: int) -> "AbstractSet":
-        """This agreement of so many clients, for the chosen ones alone."""
+    def cohort(
+        self, chosen: Array, clients: int, members: int, axis: str | None = None
+    ) -> "AbstractSet":
+        """This agreement of so many clients, for the first `members` of the chosen ones alone.
+
+        The others fill up the devices of a mesh, along whose `axis` the clients are spread.
+        """
         return self
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:

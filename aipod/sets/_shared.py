@@ -1,4 +1,6 @@
-"""Agreement between clients, with one copy of what all of them have."""
+"""Agreement between clients, as an outer step sees it: one copy for all, a cohort, a mesh."""
+
+import dataclasses
 
 import equinox as eqx
 import jax
@@ -19,9 +21,11 @@ class Shared(AbstractAgreement):
     what `Consensus` makes of the clients' directions. Nothing is left to project.
 
     - `clients`: how many there are.
+    - `axis`: the axis of a device mesh over which they are spread; None for one device.
     """
 
     clients: int = eqx.field(static=True)
+    axis: str | None = eqx.field(static=True, default=None)
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return y
@@ -30,13 +34,18 @@ class Shared(AbstractAgreement):
         return v
 
     def riesz(self, gradient: PyTree) -> PyTree:
-        return typed_like(
-            jax.tree.map(lambda leaf: leaf / self.clients, widened(gradient)), gradient
-        )
+        whole = _over_devices(widened(gradient), self.axis)
+        return typed_like(jax.tree.map(lambda leaf: leaf / self.clients, whole), gradient)
 
     @property
     def everyone(self) -> bool:
         return True
+
+    def largest(self, values: Array) -> Array:
+        return _largest_over_devices(jnp.max(values), self.axis)
+
+    def summed(self, values: Array) -> Array:
+        return _over_devices(jnp.sum(values), self.axis)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return jax.tree.map(jnp.zeros_like, y)
@@ -49,11 +58,11 @@ class Shared(AbstractAgreement):
         return bytes_of_one_client(y)
 
     def once(self, clients: int) -> AbstractSet:
-        return Shared(clients)
+        return Shared(clients, self.axis)
 
 
 class Cohort(AbstractAgreement):
-    """Agreement of some clients, those of one outer step; all of them are present.
+    """Agreement of the clients of one outer step, all of them or some; everyone here is present.
 
     Points are averaged over the cohort, so nothing moves where its members agree. Directions are
     averaged so that the result is unbiased for the mean over all clients. The corrections of all
@@ -61,45 +70,80 @@ class Cohort(AbstractAgreement):
     and what the cohort adds to its own still sums to zero.
 
     - `shares`: the weight of each member, in units of the mean weight of all clients; None where
-        all have the same.
+        all have the same. Rows that only fill up a device have the weight 0.
+    - `total`: the sum of the shares of the whole cohort.
+    - `members`: how many it has.
+    - `some`: whether other clients are absent.
+    - `axis`: the axis of a device mesh over which it is spread; None for one device.
     """
 
     shares: Array | None
-
-    def _shares(self, leaf: Array) -> Array | float:
-        return 1.0 if self.shares is None else beside(self.shares, leaf)
+    total: Array | float
+    members: int = eqx.field(static=True)
+    some: bool = eqx.field(static=True, default=True)
+    axis: str | None = eqx.field(static=True, default=None)
 
     @property
     def cohorts(self) -> bool:
-        return True
+        return self.some
+
+    @property
+    def everyone(self) -> bool:
+        return not self.some
+
+    def _sum(self, leaf: Array) -> Array:
+        weighted = leaf if self.shares is None else beside(self.shares, leaf) * leaf
+        whole = _over_devices(jnp.sum(weighted, axis=0, keepdims=True), self.axis)
+        return jnp.broadcast_to(whole, leaf.shape)
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         def mean(leaf: Array) -> Array:
-            shares = self._shares(leaf)
-            total = leaf.shape[0] if self.shares is None else jnp.sum(shares)
-            average = jnp.sum(shares * leaf, axis=0, keepdims=True) / total
-            return jnp.broadcast_to(average, leaf.shape)
+            return self._sum(leaf) / jnp.asarray(self.total, leaf.dtype)
 
         return typed_like(jax.tree.map(mean, widened(y)), y)
 
     def tangent(self, v: PyTree) -> PyTree:
         def estimate(leaf: Array) -> Array:
-            average = jnp.mean(self._shares(leaf) * leaf, axis=0, keepdims=True)
-            return jnp.broadcast_to(average, leaf.shape)
+            return self._sum(leaf) / self.members
 
         return typed_like(jax.tree.map(estimate, widened(v)), v)
 
     def riesz(self, gradient: PyTree) -> PyTree:
         if self.shares is None:
             return gradient
-        scaled = jax.tree.map(lambda leaf: leaf / self._shares(leaf), widened(gradient))
+        # A row that fills up has no gradient either.
+        shares = jnp.where(self.shares > 0, self.shares, 1.0)
+        scaled = jax.tree.map(lambda leaf: leaf / beside(shares, leaf), widened(gradient))
         return typed_like(scaled, gradient)
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
         return self.project(y)
 
+    def largest(self, values: Array) -> Array:
+        if self.shares is not None and values.shape == self.shares.shape:
+            values = jnp.where(self.shares > 0, values, -jnp.inf)
+        return _largest_over_devices(jnp.max(values), self.axis)
+
+    def summed(self, values: Array) -> Array:
+        if self.shares is not None and values.shape == self.shares.shape:
+            values = jnp.where(self.shares > 0, values, 0.0)
+        return _over_devices(jnp.sum(values), self.axis)
+
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return jax.tree.map(jnp.subtract, y, self.project(y))
 
     def once(self, clients: int) -> AbstractSet:
-        return Shared(clients)
+        return Shared(clients, self.axis)
+
+    def by_client(self) -> "Cohort":
+        """True for what has a row for each client."""
+        mask = jax.tree.map(lambda _: False, self)
+        return mask if self.shares is None else dataclasses.replace(mask, shares=True)
+
+
+def _over_devices(tree: PyTree, axis: str | None) -> PyTree:
+    return tree if axis is None else jax.lax.psum(tree, axis)
+
+
+def _largest_over_devices(value: Array, axis: str | None) -> Array:
+    return value if axis is None else jax.lax.pmax(value, axis)

@@ -135,18 +135,14 @@ class Turn(NamedTuple):
                 "the last move is kept for upper slots alone that answer `needs_moves` with True."
             )
         moved_x, moved_y, before = self.moves
-        upper_set, lower_set = self.problem.upper_set, self.problem.lower_set
         # At the y that all clients share: their own y is better for each of them than for all.
-        value, (slope_x, slope_y) = jax.value_and_grad(self.problem.upper, argnums=(0, 1))(
-            self.x, before, batch
-        )
-        direct = inner(slope_x, moved_x, per_client=upper_set.per_client)
-        followed = inner(slope_y, moved_y, per_client=lower_set.per_client)
-        promised = direct
-        if implicit is not None:
-            promised = promised + inner(implicit, moved_x, per_client=upper_set.per_client)
-        delivered = upper_set.summed(direct) + lower_set.summed(followed)
-        return -upper_set.summed(promised), -delivered, upper_set.summed(value[None])
+        upper, x = self.problem.upper, self.x
+        value, direct = jax.jvp(lambda x: upper(x, before, batch), (x,), (moved_x,))
+        _, followed = jax.jvp(lambda y: upper(x, y, batch), (before,), (moved_y,))
+        promised = direct if implicit is None else direct + inner(implicit, moved_x)
+        numbers = promised, direct + followed, value
+        promised, delivered, value = (self.problem.upper_set.summed(n[None]) for n in numbers)
+        return -promised, -delivered, value
 
     def lower_cost(
         self,

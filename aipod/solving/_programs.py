@@ -42,15 +42,24 @@ class Program:
         closed, shapes = jax.make_jaxpr(chunk, return_shape=True)(*arguments)
         self.captured = closed.consts
         self._structure = jax.tree.structure(shapes)
-        self.compiled = _compiled(closed, self.captured, jax.tree.leaves(arguments))
+        # The state of one chunk is the argument of the next one: it stays spread as it is.
+        kept = [_sharding(leaf) for leaf in jax.tree.leaves(arguments[1])]
+        rest = [None] * (len(jax.tree.leaves(shapes)) - len(kept))
+        out = [*kept, *rest] if any(kept) else None
+        self.compiled = _compiled(closed, self.captured, jax.tree.leaves(arguments), out)
 
     def __call__(self, *arguments: PyTree) -> Chunk:
         found = self.compiled(self.captured, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(self._structure, found)
 
 
-def _compiled(closed: Any, captured: list[Array], leaves: list[Array]) -> Any:
-    """The executable of a traced chunk, compiled unless it is at hand."""
+def _compiled(
+    closed: Any, captured: list[Array], leaves: list[Array], out: list[Any] | None
+) -> Any:
+    """The executable of a traced chunk, compiled unless it is at hand.
+
+    `out`: how its results are spread over devices; None where that is not asked for.
+    """
     constants: list[Any] = []
     callbacks: list[int] = []
     _look_inside(closed.jaxpr, constants, callbacks)
@@ -58,7 +67,7 @@ def _compiled(closed: Any, captured: list[Array], leaves: list[Array]) -> Any:
         digest_text(str(closed.jaxpr)),
         digest_arrays(("", to_numpy(constant)) for constant in constants),
         tuple(callbacks),
-        tuple(jax.typeof(leaf) for leaf in [*captured, *leaves]),
+        tuple((jax.typeof(leaf), _sharding(leaf)) for leaf in [*captured, *leaves]),
         jax.default_backend(),
         str(compile_options()),
     )
@@ -71,13 +80,20 @@ def _compiled(closed: Any, captured: list[Array], leaves: list[Array]) -> Any:
     def flat(captured: list[Array], *leaves: Array) -> list[Array]:
         return jax.core.eval_jaxpr(closed.jaxpr, captured, *leaves)
 
-    compiled = compile_lowered(jax.jit(flat).lower(captured, *leaves))
+    jitted = jax.jit(flat) if out is None else jax.jit(flat, out_shardings=out)
+    compiled = compile_lowered(jitted.lower(captured, *leaves))
     with _LOCK:
         # With the traced program: what a callback's number stands for must not be freed.
         _PROGRAMS[name] = (compiled, closed.jaxpr if callbacks else None)
         while len(_PROGRAMS) > _KEPT:
             _PROGRAMS.popitem(last=False)
     return compiled
+
+
+def _sharding(leaf: Array) -> Any:
+    """How an array is spread over several devices; None on one."""
+    sharding = getattr(leaf, "sharding", None)
+    return None if sharding is None or len(sharding.device_set) == 1 else sharding
 
 
 def _look_inside(jaxpr: Any, constants: list[Any], callbacks: list[int]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from aipod._misc.tree import to_device
-from aipod.algorithms import Alternating, Keeping, State
+from aipod.algorithms import Alternating, State
 from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
@@ -20,6 +20,7 @@ from aipod.solving._convergence import Convergence, convergence_of
 from aipod.solving._divergence import why_diverged
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
+from aipod.solving._mesh import Placement
 from aipod.solving._programs import Program
 from aipod.solving._progress import Progress
 from aipod.solving._solution import Result, Solution, check_nonempty
@@ -51,7 +52,7 @@ class Run:
         self,
         problem: Bilevel,
         solver: Alternating,
-        keeping: Keeping | None,
+        placement: Placement,
         state: State,
         key: PRNGKeyArray,
         record: Record | None,
@@ -60,8 +61,9 @@ class Run:
         stop: Stop,
     ) -> None:
         self.problem, self.solver, self.record, self.key = problem, solver, record, key
-        self.every, self.steps, self.stop, self.keeping = every, steps, stop, keeping
-        self.books = Books(state, History({}), Ledger(), np.zeros(0), 0.0)
+        self.every, self.steps, self.stop = every, steps, stop
+        self.placement, self.keeping = placement, placement.keeping
+        self.books = Books(placement.place(state), History({}), Ledger(), np.zeros(0), 0.0)
         self._price = Price.of(problem, state, solver.wire)
         self._checkpoints: Checkpoints | None = None
         self._checkpoint_seconds = float("inf")
@@ -75,13 +77,14 @@ class Run:
         if not resume:
             checkpoints.refuse_overwriting()
             return
-        found = checkpoints.load_or_refuse(self.books.state)
+        found = checkpoints.load_or_refuse(self.placement.collect(self.books.state))
         if found is None:
             return
         clock = found.columns.pop(_CLOCK)
         self._refuse_other_columns(found.columns)
         ledger, elapsed = Ledger(**found.extra["ledger"]), found.extra["elapsed"]
-        self.books = Books(found.state, History(found.columns), ledger, clock, elapsed)
+        state = self.placement.place(found.state)
+        self.books = Books(state, History(found.columns), ledger, clock, elapsed)
         self._saved_at = elapsed
 
     def _refuse_other_columns(self, columns: dict[str, np.ndarray]) -> None:
@@ -110,7 +113,7 @@ class Run:
         extra = {"ledger": dataclasses.asdict(books.ledger), "elapsed": books.elapsed}
         self._saved_at = books.elapsed
         try:
-            self._checkpoints.save(books.state, columns, extra)
+            self._checkpoints.save(self.placement.collect(books.state), columns, extra)
             self._unsaved = ""
         except OSError as error:
             self._unsaved = f" The last checkpoint was not written: {error.strerror or error}."
@@ -141,7 +144,7 @@ class Run:
         result = None if step < self.steps else Result.completed
         size, program = 1, None
         arrays, static = eqx.partition(
-            (self.problem, self.solver, self.record, self.keeping), eqx.is_array
+            (self.placement.problem, self.solver, self.record, self.keeping), eqx.is_array
         )
         while result is None:
             try:
@@ -205,7 +208,7 @@ class Run:
     def _solution(self, result: Result) -> Solution:
         books = self.books
         step = int(books.state.step)
-        state = eqx.tree_at(lambda s: s.counts, books.state, Counts.zero())
+        state = eqx.tree_at(lambda s: s.counts, self.placement.collect(books.state), Counts.zero())
         message = f"{result.value} ({step:,} outer steps)"
         if result is not Result.diverged:
             try:
@@ -216,7 +219,7 @@ class Run:
         else:
             problem, working = self.problem, state
             if self.keeping is not None:
-                everyone = self.keeping.everyone()
+                everyone = dataclasses.replace(self.keeping.everyone(), mesh=None)
                 problem, working = everyone.problem(problem, None), everyone.working(state, None)
             cause, remedy = why_diverged(problem, self.solver, working, self.key)
             words = (

@@ -1,11 +1,13 @@
 """`solve`: runs a solver on a problem, in compiled chunks of outer steps."""
 
 import contextlib
+import dataclasses
 import inspect
 import os
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key
@@ -14,6 +16,7 @@ from aipod.algorithms import Alternating
 from aipod.problem import Bilevel
 from aipod.solving._checkpoint import Checkpoints, fingerprint
 from aipod.solving._chunk import Record
+from aipod.solving._mesh import Placement
 from aipod.solving._progress import Front, front_for
 from aipod.solving._run import Run
 from aipod.solving._solution import DivergedError, Result, Solution
@@ -37,6 +40,7 @@ def solve(
     checkpoint_seconds: float = 30.0,
     resume: bool = False,
     throw: bool = True,
+    mesh: Mesh | None = None,
 ) -> Solution:
     """Runs a solver on a problem.
 
@@ -55,6 +59,8 @@ def solve(
     - `checkpoint`: a folder for checkpoints, written every `checkpoint_seconds` and at the end. One
         run at a time may use it.
     - `resume`: go on from the newest whole checkpoint there, if there is one.
+    - `mesh`: a `jax.sharding.Mesh` to spread the work over: along an axis "clients" the clients of
+        a federation, along an axis "batch" the examples of each batch of another problem.
     - `throw`: raise `DivergedError` when an iterate becomes NaN or infinite; otherwise return the
         last finite state with `Result.diverged`.
 
@@ -78,12 +84,13 @@ def solve(
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder to go on from.")
     state, keeping = solver.init_kept(problem, x0, y0)
+    placement = Placement.of(problem, keeping, mesh)
     if stop.patience is not None and solver.upper.seen(state.upper) is None:
         raise ValueError(
             "Stop: patience needs an upper slot that answers `seen`, which "
             f"{type(solver.upper).__name__} does not: use Stop(tolerance=) with a record."
         )
-    run = Run(problem, solver, keeping, state, key, record, every, steps, stop)
+    run = Run(problem, solver, placement, state, key, record, every, steps, stop)
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             check_positive(checkpoint_seconds, "checkpoint_seconds")
@@ -154,7 +161,10 @@ def _checkpoints(run: Run, folder: Any) -> Checkpoints:
         raise ValueError(
             f"checkpoint must be a folder, as in checkpoint='run/state', got {folder!r}."
         )
-    identity = fingerprint(run.problem, run.solver, run.keeping, run.books.state, run.key)
+    # As on one device: a run may go on with another number of them.
+    keeping = None if run.keeping is None else dataclasses.replace(run.keeping, mesh=None)
+    state = run.placement.collect(run.books.state)
+    identity = fingerprint(run.problem, run.solver, keeping, state, run.key)
     try:
         return Checkpoints(folder, identity)
     except OSError as error:

@@ -127,18 +127,21 @@ class OneRoundAdjoint(AbstractAdjoint):
         lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
         parts = quadratic_parts(turn, self.steps)
 
-        def body(carry: tuple[PyTree, ...], key: PRNGKeyArray) -> tuple[Any, list[Array]]:
-            u, damping = carry
+        def dot(a: PyTree, b: PyTree) -> Array:
+            return inner(a, b, per_client=lower_set.per_client)
+
+        def body(u: PyTree, key: PRNGKeyArray) -> tuple[PyTree, Any]:
             slope, product = parts(u, key)
-            if self.damping is None:
-                damping = _enough(damping, u, product, lower_set, lr)
+            seen = dot(u, product), dot(u, u), dot(product, product)
             gradient = damped(u, slope, product, state.damping)
             left = optax.tree.sub(gradient, state.correction)
-            sizes = [inner(v, v, per_client=lower_set.per_client) for v in (left, slope)]
-            return (axpy(u, -lr, left), damping), sizes
+            return axpy(u, -lr, left), ([dot(left, left), dot(slope, slope)], seen)
 
         keys = step_keys(turn.key, self.steps)[1]
-        (u, damping), sizes = jax.lax.scan(body, (state.u, state.damping), keys)
+        u, (sizes, seen) = jax.lax.scan(body, state.u, keys)
+        damping = state.damping
+        if self.damping is None:
+            damping = _enough(damping, seen, lower_set, lr)
         # With noise a residual says more about the sample than about u.
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
         left, right = (size[-1] * exact for size in sizes)
@@ -166,18 +169,24 @@ class OneRoundAdjoint(AbstractAdjoint):
         return dataclasses.replace(state, correction=axpy(state.correction, -scale, change))
 
 
-def _enough(damping: Array, u: PyTree, product: PyTree, lower_set: AbstractSet, lr: Array) -> Array:
+def _enough(
+    damping: Array, seen: tuple[Array, Array, Array], lower_set: AbstractSet, lr: Array
+) -> Array:
     """The damping, raised where G has just been seen to bend down along u.
 
-    In a federation each client looks along its own u; what it sees are three numbers, which travel
-    with the round at the end of the step, after which the new damping holds.
+    `seen`: for each step <u, G u>, |u|^2 and |G u|^2. In a federation each client looks along its
+    own u; what it sees are numbers, which travel with the round at the end of the step, after which
+    the new damping holds.
     """
-    dot = jax.vmap(optax.tree.vdot) if lower_set.per_client else optax.tree.vdot
-    along, size, image = dot(u, product), dot(u, u), dot(product, product)
+    along, size, image = seen
+    kind = damping.dtype
     # By an angle, which has no unit; rounding error of a flat convex objective stays below it.
-    bends_down = lower_set.largest(-along - _DOWN * jnp.sqrt(size * image)) > 0
-    least = jnp.where(bends_down, _LEAST_DAMPING / lr, 0.0)
-    # Along the common direction this is what would make u grow; twice as much makes it shrink.
-    total = lower_set.summed(size)
-    growth = -2 * lower_set.summed(along) / jnp.where(total > 0, total, 1.0)
-    return jnp.maximum(damping, jnp.maximum(least, growth)).astype(damping.dtype)
+    down = jnp.any(-along > _DOWN * jnp.sqrt(size * image), axis=0)
+    bends_down = lower_set.summed(down.astype(kind)) > 0
+    damping = jnp.maximum(damping, jnp.where(bends_down, _LEAST_DAMPING / lr, 0.0))
+    for step in range(size.shape[0]):
+        # Along the common direction this would make u grow; twice as much makes it shrink.
+        total = lower_set.summed(size[step])
+        growth = -2 * lower_set.summed(along[step]) / jnp.where(total > 0, total, 1.0)
+        damping = jnp.maximum(damping, growth)
+    return damping.astype(kind)
