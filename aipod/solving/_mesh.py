@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from aipod.algorithms import CLIENTS, Keeping, State, placed, placed_state, unplaced_state
 from aipod.problem import Bilevel, spread_batches
+from aipod.solving._processes import here
 
 _BATCH = "batch"
 
@@ -31,10 +32,7 @@ class Placement:
     def of(problem: Bilevel, keeping: Keeping | None, mesh: Any) -> "Placement":
         """Raises `ValueError` when a mesh does not fit the problem."""
         if mesh is None:
-            mesh = _mesh_of(problem)
-            if mesh is None:
-                return Placement(problem, keeping)
-            return Placement(_on(problem, mesh), keeping, mesh)
+            return Placement(problem, keeping, mesh_of(problem))
         if not isinstance(mesh, Mesh):
             raise ValueError(
                 "mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('clients',)), got "
@@ -74,6 +72,7 @@ class Placement:
 
     def collect(self, state: State) -> State:
         """The same without what fills up the mesh."""
+        state = here(state)
         if self.keeping is None or self.keeping.mesh is None:
             return state
         return unplaced_state(state, self.keeping)
@@ -84,7 +83,13 @@ def _automatic(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
-def _mesh_of(tree: PyTree) -> Mesh | None:
+def adopted(problem: Bilevel) -> Bilevel:
+    """A problem whose data the user has spread over devices, in the way that XLA propagates."""
+    mesh = mesh_of(problem)
+    return problem if mesh is None else _on(problem, mesh)
+
+
+def mesh_of(tree: PyTree) -> Mesh | None:
     """The mesh over which the user has spread some array of a tree; None where there is none."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)

@@ -13,6 +13,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.digest import digest_arrays, digest_text
@@ -44,8 +45,10 @@ class Program:
         self._structure = jax.tree.structure(shapes)
         # The state of one chunk is the argument of the next one: it stays spread as it is.
         kept = [_sharding(leaf) for leaf in jax.tree.leaves(arguments[1])]
-        rest = [None] * (len(jax.tree.leaves(shapes)) - len(kept))
-        out = [*kept, *rest] if any(kept) else None
+        many = next((one for one in kept if one is not None), None)
+        everywhere = None if many is None else NamedSharding(many.mesh, PartitionSpec())
+        rest = [everywhere] * (len(jax.tree.leaves(shapes)) - len(kept))
+        out = [*kept, *rest] if many is not None else None
         self.compiled = _compiled(closed, self.captured, jax.tree.leaves(arguments), out)
 
     def __call__(self, *arguments: PyTree) -> Chunk:

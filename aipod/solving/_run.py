@@ -21,6 +21,7 @@ from aipod.solving._divergence import why_diverged
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger, Price
 from aipod.solving._mesh import Placement
+from aipod.solving._processes import first, here, said_by_first, wait_for_all
 from aipod.solving._programs import Program
 from aipod.solving._progress import Progress
 from aipod.solving._solution import Result, Solution, check_nonempty
@@ -76,8 +77,11 @@ class Run:
         self._checkpoints, self._checkpoint_seconds = checkpoints, seconds
         if not resume:
             checkpoints.refuse_overwriting()
+            # Before the first checkpoint is written, all have seen that there was none.
+            wait_for_all("checkpoints")
             return
         found = checkpoints.load_or_refuse(self.placement.collect(self.books.state))
+        wait_for_all("checkpoints")
         if found is None:
             return
         clock = found.columns.pop(_CLOCK)
@@ -109,11 +113,15 @@ class Run:
         if self._checkpoints is None:
             return
         books = self.books
+        state = self.placement.collect(books.state)
+        if not first():
+            self._saved_at = books.elapsed
+            return
         columns = {**books.history, _CLOCK: books.clock}
         extra = {"ledger": dataclasses.asdict(books.ledger), "elapsed": books.elapsed}
         self._saved_at = books.elapsed
         try:
-            self._checkpoints.save(self.placement.collect(books.state), columns, extra)
+            self._checkpoints.save(state, columns, extra)
             self._unsaved = ""
         except OSError as error:
             self._unsaved = f" The last checkpoint was not written: {error.strerror or error}."
@@ -155,7 +163,7 @@ class Run:
                 began, before = time.perf_counter(), step
                 chunk = program(*arguments)
                 jax.block_until_ready(chunk.state)
-                took = time.perf_counter() - began
+                took = said_by_first(time.perf_counter() - began)
                 self.books, result = self._after(chunk, took)
                 step = int(self.books.state.step)
                 rate = (step - before) / max(took, 1e-9)
@@ -176,7 +184,7 @@ class Run:
         old, count = self.books, int(chunk.count)
         elapsed = old.elapsed + took
         # Cut on the host: JAX would compile a slice for every new count.
-        rows = {name: np.asarray(value)[:count] for name, value in chunk.rows.items()}
+        rows = {name: np.asarray(value)[:count] for name, value in here(chunk.rows).items()}
         books = Books(
             state=eqx.tree_at(lambda s: s.counts, chunk.state, Counts.zero()),
             history=old.history.extended(self._price.rows(rows, old.ledger)),

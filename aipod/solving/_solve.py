@@ -16,7 +16,8 @@ from aipod.algorithms import Alternating
 from aipod.problem import Bilevel
 from aipod.solving._checkpoint import Checkpoints, fingerprint
 from aipod.solving._chunk import Record
-from aipod.solving._mesh import Placement
+from aipod.solving._mesh import Placement, adopted
+from aipod.solving._processes import first
 from aipod.solving._progress import Front, front_for
 from aipod.solving._run import Run
 from aipod.solving._solution import DivergedError, Result, Solution
@@ -83,6 +84,7 @@ def solve(
     _check_outside(problem, x0, y0, key)
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder to go on from.")
+    problem = adopted(problem)
     state, keeping = solver.init_kept(problem, x0, y0)
     placement = Placement.of(problem, keeping, mesh)
     if stop.patience is not None and solver.upper.seen(state.upper) is None:
@@ -95,9 +97,10 @@ def solve(
         if checkpoint is not None:
             check_positive(checkpoint_seconds, "checkpoint_seconds")
             checkpoints = _checkpoints(run, checkpoint)
-            stack.enter_context(checkpoints.locked())
+            if first():
+                stack.enter_context(checkpoints.locked())
             run.open_checkpoints(checkpoints, float(checkpoint_seconds), resume)
-        front = front_for(progress)
+        front = front_for(progress if first() else False)
         stack.callback(front.close)
         solution = run.to_the_end(front)
     if throw and solution.result is Result.diverged:

@@ -221,6 +221,9 @@ class Scripted(Consensus):
     def for_round(self, key):
         return ScriptedRound(self, key)
 
+    def once(self, clients):
+        return None
+
 
 class ScriptedRound(_SomeClients):
     def _present(self, clients):
