@@ -11,22 +11,27 @@ from aipod.slots.lower import ProjectedSGD, ProxSkip
 from aipod.slots.upper import Delayed, EveryStep, Periodic, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
+# Terms of a series, or steps of the adjoint, in an outer step that nobody has said anything about.
+_TERMS = 10
+
 
 def _series(
     *,
-    adjoint_steps: int = 10,
+    adjoint_steps: int | None = None,
     adjoint_lr: StepSize = Curvature(),
     adjoint_random: bool = False,
     damping: float = 0.0,
 ) -> Neumann:
     """The Neumann series of AiPOD and E-AiPOD, by their keywords."""
-    return Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping)
+    warm = adjoint_steps is None and not adjoint_random
+    steps = _TERMS if adjoint_steps is None else adjoint_steps
+    return Neumann(steps, adjoint_lr, adjoint_random, damping, warm=warm)
 
 
 class _Series(TypedDict, total=False):
     """The keywords of `_series`, for type checkers."""
 
-    adjoint_steps: int
+    adjoint_steps: int | None
     adjoint_lr: StepSize
     adjoint_random: bool
     damping: float

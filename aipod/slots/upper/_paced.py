@@ -39,8 +39,9 @@ _B1, _B2 = 0.5, 0.999
 _ROUNDING = 1e-8
 # The first pace as a share of x0; where x0 is 0, the first pace.
 _SHARE, _FROM_ZERO = 1e-2, 1e-6
-# The longest pace as a share of x, where x0 is not 0.
-_MOST = 0.05
+# The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
+# take long to find its scale; that fades over so many steps without growth.
+_MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
@@ -174,9 +175,8 @@ def _update(
     doubted = jnp.where(state.pace > state.least, -fall, 0.0)
     wish = jnp.where(fall > 0, jnp.minimum(wish, doubted), wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
-    # A start at 0 does not tell the unit of x, so neither does its size.
-    most = jnp.where(state.unknown, jnp.inf, _MOST * jnp.max(_sizes(params)))
-    most = jnp.maximum(most, state.least)
+    wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
+    most = jnp.maximum(_MOST * (1 + wider) * jnp.max(_sizes(params)), state.least)
     rests = (wish <= 0) | (pace >= most)
     new = dataclasses.replace(
         state,
