@@ -49,6 +49,8 @@ _STEP, _BOOST, _FEW = 0.1, 4.0, 5.0
 # A fall after so many steps ends the search. From then on it grows at this share of its speed. It
 # fades as 1 / sqrt(1 + n / 300) over n steps without growth.
 _SEARCH, _LATER, _FADE = 20, 0.3, 300.0
+# From x0 = 0, a fall to this share of the largest pace.
+_CLEARLY = 0.5
 # Where the curvature of the lower level grows by more than this factor in one step, the pace falls
 # by as much.
 _STIFFER = 2.0
@@ -61,7 +63,7 @@ class Pace(eqx.Module):
     - `first`, `second`: Adam's moments.
     - `scales`: the scale of each leaf of x, as a share of the largest.
     - `least`, `unknown`: the first pace, and whether x0 was 0 and did not tell it.
-    - `pace`: the length of a step, before it fades.
+    - `pace`, `peak`: the length of a step, before it fades, and the largest so far.
     - `found`, `rests`: whether the pace has once had to fall, and how many steps it did not grow.
     - `evidence`: what speaks for a longer or a shorter pace.
     """
@@ -73,6 +75,7 @@ class Pace(eqx.Module):
     least: Array
     unknown: Array
     pace: Array
+    peak: Array
     found: Array
     rests: Array
     evidence: Evidence
@@ -125,6 +128,7 @@ def _init(x: PyTree) -> Pace:
         least=pace,
         unknown=largest == 0,
         pace=pace,
+        peak=pace,
         found=jnp.asarray(False),
         rests=jnp.zeros((), jnp.int32),
         evidence=no_evidence(pace.dtype),
@@ -169,19 +173,29 @@ def _update(
     line = line * (1 + _BOOST / (1 + state.count / _FEW))
     # The first cosine does not tell how it changes with the pace.
     line = jnp.where(begins, jnp.minimum(line, 0.0), line)
-    wish = jnp.where(line > 0, evidence.room() * line, line)
+    # A start at 0 leaves the growth of x alone to tell how far it may go: y must follow it.
+    room = evidence.room() * jnp.where(state.unknown, evidence.trust(), 1.0)
+    wish = jnp.where(line > 0, room * line, line)
     fall = evidence.doubt(promised, delivered)
     # Doubts about y do not make x slower than it was at first.
     doubted = jnp.where(state.pace > state.least, -fall, 0.0)
     wish = jnp.where(fall > 0, jnp.minimum(wish, doubted), wish)
+    # From x0 = 0, x must first become large enough to be seen beside what y does by itself.
+    unseen = state.unknown & evidence.unseen() & (state.count > 1)
+    wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
     most = jnp.maximum(_MOST * (1 + wider) * jnp.max(_sizes(params)), state.least)
+    most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
+    pace = jnp.minimum(pace, most)
+    # From x0 = 0 the search is long, and in noise the pace falls a little now and then.
+    falls = (wish < 0) & (~state.unknown | (pace < _CLEARLY * state.peak))
     new = dataclasses.replace(
         state,
-        pace=jnp.minimum(pace, most),
-        found=state.found | ((wish < 0) & (state.count > _SEARCH)),
+        pace=pace,
+        peak=jnp.maximum(pace, state.peak),
+        found=state.found | (falls & (state.count > _SEARCH)),
         rests=state.rests + rests,
         evidence=evidence,
     )
