@@ -82,8 +82,10 @@ def test_clients_agree_on_the_series():
     assert owned.z is False
     assert owned.health.left is True
     assert dataclasses.replace(solver.adjoint, local=True).own(found.state.adjoint).z is True
-    # Ten averages of the series, one of x, those of y, and one exchange for the first curvature.
-    assert found.ledger.adjoint_projections == 50
+    # Ten averages of the series in nine rounds, since the first two do not wait for each other.
+    ledger = found.ledger
+    assert ledger.adjoint_projections == 50
+    assert ledger.rounds == 5 * 9 + ledger.lower_projections + ledger.upper_projections
 
 
 def test_what_does_not_go_together():

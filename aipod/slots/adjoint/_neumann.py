@@ -1,5 +1,6 @@
 """The Neumann series: the adjoint of AiPOD and E-AiPOD."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.keys import subkey
 from aipod._misc.tree import axpy, cast_like, inner
 from aipod.problem import Bilevel, draw, is_random
-from aipod.slots._cost import Cost
+from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
@@ -196,12 +197,12 @@ class Neumann(AbstractAdjoint):
             # With noise a residual says more about the sample than about z.
             left = whole = jnp.zeros_like(left)
         health = health_of(y, lower_set, left, whole, bent)
-        cost = turn.lower_cost(
-            0 if self.local else self.steps,
-            lower_draws=self.steps - 1,
-            upper_draws=self.steps - 2,
-        )
-        return z, WarmSeries(z, health), cost
+        projections = 0 if self.local else self.steps
+        lower_draws, upper_draws = self.draws
+        cost = turn.lower_cost(projections, lower_draws=lower_draws, upper_draws=upper_draws)
+        # The first two vectors do not wait for each other: in a federation they share a round.
+        rounds = rounds_of(lower_set, max(projections - 1, 0))
+        return z, WarmSeries(z, health), dataclasses.replace(cost, rounds=rounds)
 
     def _seen(self, turn: Turn, first: PyTree, before: PyTree, last: PyTree, z: PyTree) -> Health:
         """The terms left out, had they gone on to shrink as the last one did."""
