@@ -15,6 +15,9 @@ hundredth of x0 and then follows four pieces of evidence, all free of units.
 - The value. The pace falls where f rises.
 - The curvature of the lower level. Where it jumps, y has become slower, and so does x.
 
+A start at 0 does not tell the unit of x. From there the pace begins small and grows until the moves
+of x can be seen beside what y does by itself; then as above, at most by a share of x that shrinks.
+
 Batches make the first three noisy. So they are bounded in each outer step and averaged over a few.
 When the pace has once had to fall, it grows again only slowly and on clear evidence. Against noise
 it fades as 1 / sqrt(k) where it does not grow.
