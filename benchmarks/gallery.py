@@ -6,6 +6,8 @@
     python benchmarks/gallery.py --show benchmarks/results/gallery.json  # prints its table
     python benchmarks/gallery.py --docs benchmarks/results/gallery.json  # puts it on the page
     python benchmarks/gallery.py --references        # computes the reference solutions
+    python benchmarks/gallery.py --statement         # is what runs say of their convergence right?
+    python benchmarks/gallery.py --units             # five problems, x and f in other units
 
 A cell is the share of the possible improvement that was reached in the budget,
 (F(x0) - F(x)) / (F(x0) - F(reference)), in per cent: the median over seeds, and in brackets the
@@ -210,6 +212,27 @@ def compute_references(names: list[str]) -> None:
             )
 
 
+def check(chosen: argparse.Namespace) -> None:
+    """Prints a line for each run of `--statement` or `--units`."""
+    from gallery_checks import IN_UNITS, statement, units
+
+    looked = statement if chosen.statement else units
+    names = [n for n in chosen.only if chosen.statement or n in IN_UNITS]
+    with jax.enable_x64(True):
+        for name in names:
+            for solver in chosen.solvers:
+                exhibit, made = exhibit_of(name, True), make(solver)
+                if solver in FOR_CLIENTS and not exhibit.federated:
+                    continue
+                try:
+                    made.init(exhibit.problem, exhibit.x0, exhibit.y0)
+                except ValueError:
+                    continue
+                for seed in range(chosen.seeds):
+                    found = looked(name, made, steps=chosen.steps or exhibit.steps, seed=seed)
+                    print(json.dumps({"solver": solver} | found), flush=True)
+
+
 def names_of(text: str, known: Any, what: str) -> list[str]:
     names = text.split(",")
     for name in names:
@@ -229,11 +252,16 @@ def main() -> None:
     parser.add_argument("--show", type=Path, help="print the table of such a file, and do no more")
     parser.add_argument("--docs", type=Path, help="put its table into docs/gallery.md")
     parser.add_argument("--references", action="store_true", help="compute and store references")
+    parser.add_argument("--statement", action="store_true", help="compare it with the truth")
+    parser.add_argument("--units", action="store_true", help="x and f in other units")
     chosen = parser.parse_args()
     chosen.only = names_of(chosen.only, PROBLEMS, "problem")
     chosen.solvers = names_of(chosen.solvers, SOLVERS, "solver")
     if chosen.references:
         compute_references(chosen.only)
+        return
+    if chosen.statement or chosen.units:
+        check(chosen)
         return
     if stored_at := chosen.show or chosen.docs:
         stored = json.loads(stored_at.read_text())

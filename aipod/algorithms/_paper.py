@@ -1,32 +1,38 @@
 """The paper's algorithms: AiPOD, E-AiPOD and E2-AiPOD."""
 
+import dataclasses
 from typing import Any, TypedDict, Unpack
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._variants import variant_of
-from aipod.slots.adjoint import Neumann, ProxSkipAdjoint
+from aipod.slots.adjoint import AbstractAdjoint, Neumann, ProxSkipAdjoint, Restarted
 from aipod.slots.lower import ProjectedSGD, ProxSkip
 from aipod.slots.upper import Delayed, EveryStep, Periodic, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
+# Terms of a series, or steps of the adjoint, in an outer step that nobody has said anything about.
+_TERMS = 10
+
 
 def _series(
     *,
-    adjoint_steps: int = 10,
+    adjoint_steps: int | None = None,
     adjoint_lr: StepSize = Curvature(),
     adjoint_random: bool = False,
     damping: float = 0.0,
 ) -> Neumann:
     """The Neumann series of AiPOD and E-AiPOD, by their keywords."""
-    return Neumann(adjoint_steps, adjoint_lr, adjoint_random, damping)
+    warm = adjoint_steps is None and not adjoint_random
+    steps = _TERMS if adjoint_steps is None else adjoint_steps
+    return Neumann(steps, adjoint_lr, adjoint_random, damping, warm=warm)
 
 
 class _Series(TypedDict, total=False):
     """The keywords of `_series`, for type checkers."""
 
-    adjoint_steps: int
+    adjoint_steps: int | None
     adjoint_lr: StepSize
     adjoint_random: bool
     damping: float
@@ -44,13 +50,17 @@ def AiPOD(
     """AiPOD, the paper's algorithm `stoc-alg`: every step of both levels is projected.
 
     S projected SGD steps on y (`update-ys`), z by a Neumann series (`NS-wk`), then
-    x <- project_x(x - alpha h_f) with h_f = grad_x f + w (`NS-hf`).
+    x <- project_x(x - alpha h_f) with h_f = grad_x f + w (`NS-hf`). The paper's series begins at 0
+    in every outer step and has N terms, which must be as many as the lower level is badly
+    conditioned. Where N is not given, it goes on from the z of the step before, by 10 terms.
 
     **Arguments:**
 
     - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [eta = c~ / l_g1]: step sizes, each a
         number, an Optax schedule of the outer step or, for the last two, `aipod.Curvature()`.
-    - `lower_steps` [S], `adjoint_steps` [N]: steps on y and terms of the series.
+    - `lower_steps` [S]: steps on y.
+    - `adjoint_steps` [N]: terms of the paper's series; by default a series that goes on, see
+        `warm` of `aipod.Neumann`.
     - `adjoint_random`: the paper's random number of factors in place of the sum.
     - `damping`: a Tikhonov term on the Hessian, for lower levels that are not convex.
     - `upper_optimizer`: an `optax.GradientTransformation` in place of `upper_lr`.
@@ -123,7 +133,7 @@ class _Skipping(TypedDict, total=False):
 @variant_of(EAiPOD, without=("extrapolation", "adjoint_random"))
 def E2AiPOD(
     *,
-    adjoint_steps: int = 10,
+    adjoint_steps: int | None = None,
     adjoint_lr: StepSize = Curvature(),
     adjoint_prob: float = 0.3,
     damping: float = 0.0,
@@ -133,6 +143,7 @@ def E2AiPOD(
 
     Lower level as in E-AiPOD; the adjoint is a second ProxSkip, started at 0 in every outer step
     (`update-hatlambda-WS` to `update-lz2-WS`); x is projected when k mod T = 0 (`WS-df`, `WS-x`).
+    Where the number of its steps is not given, there are 10, and they go on from the step before.
     Only without coupling (h = 0).
 
     **Arguments:** those of `AiPOD` and `lower_prob` [p], and
@@ -147,10 +158,13 @@ def E2AiPOD(
     """
     made: Any = EAiPOD(**shared)
     upper = made.upper
+    steps = _TERMS if adjoint_steps is None else adjoint_steps
+    cold = ProxSkipAdjoint(steps, adjoint_lr, adjoint_prob, warm=False, damping=damping)
+    adjoint: AbstractAdjoint = cold
+    if adjoint_steps is None:
+        adjoint = Restarted(dataclasses.replace(cold, warm=True))
     return Alternating(
         lower=made.lower,
-        adjoint=ProxSkipAdjoint(
-            adjoint_steps, adjoint_lr, adjoint_prob, warm=False, damping=damping
-        ),
+        adjoint=adjoint,
         upper=Periodic(steps=upper.steps, lr=upper.lr, optimizer=upper.optimizer),
     )

@@ -21,7 +21,7 @@ from aipod.stepsize import Curvature, StepSize, check_positive
 
 
 @variant_of(AiPOD)
-def ALSET(**arguments: Any) -> Alternating:
+def ALSET(*, adjoint_steps: int = 10, **arguments: Any) -> Alternating:
     """ALSET (Chen, Sun and Yin, NeurIPS 2021): AiPOD without constraints, step for step.
 
         y <- y - beta grad_y g(x, y; phi)   S times,   z by a Neumann series,   x <- x - alpha h_f
@@ -36,12 +36,14 @@ def ALSET(**arguments: Any) -> Alternating:
         solver = aipod.ALSET(**aipod.baselines.rule("alset", 10_000))
         ```
     """
-    made = AiPOD(**arguments)
+    made = AiPOD(adjoint_steps=adjoint_steps, **arguments)
     return dataclasses.replace(made, scope=Scope("ALSET", upper=False, lower=False))
 
 
 @variant_of(AiPOD, without=("lower_steps",))
-def BSA(*, growth: float = 0.5, decay: float = 0.0, **arguments: Any) -> Alternating:
+def BSA(
+    *, growth: float = 0.5, decay: float = 0.0, adjoint_steps: int = 10, **arguments: Any
+) -> Alternating:
     """BSA (Ghadimi and Wang, 2018): the lower level is solved more and more exactly.
 
         y <- y - beta_t grad_y g(x, y; phi),   t = 0 .. t_k - 1;   x <- x - alpha h_f
@@ -59,14 +61,14 @@ def BSA(*, growth: float = 0.5, decay: float = 0.0, **arguments: Any) -> Alterna
         solver = aipod.BSA(upper_lr=0.02, lower_lr=0.5, growth=1.0, decay=0.25)
         ```
     """
-    made = AiPOD(**arguments)
+    made = AiPOD(adjoint_steps=adjoint_steps, **arguments)
     lower = GrowingSGD(lr=made.lower.lr, growth=growth, decay=decay)
     scope = Scope("BSA", upper=False, lower=False)
     return dataclasses.replace(made, lower=lower, scope=scope)
 
 
 @variant_of(AiPOD, without=("adjoint_random",))
-def StocBiO(*, batch: int = 16, **arguments: Any) -> Alternating:
+def StocBiO(*, batch: int = 16, adjoint_steps: int = 10, **arguments: Any) -> Alternating:
     """stocBiO (Ji, Yang and Liang, ICML 2021): constant steps, and batches that make noise small.
 
         y <- y - beta mean over the batch of grad_y g(x, y; phi)   S times,   z by a Neumann series
@@ -86,12 +88,12 @@ def StocBiO(*, batch: int = 16, **arguments: Any) -> Alternating:
         solver = aipod.StocBiO(upper_lr=0.1, lower_lr=0.5, batch=64)
         ```
     """
-    scope = Scope("stocBiO", upper=False, lower=False)
-    return dataclasses.replace(AiPOD(**arguments), scope=scope, batch=batch)
+    made = AiPOD(adjoint_steps=adjoint_steps, **arguments)
+    return dataclasses.replace(made, scope=Scope("stocBiO", upper=False, lower=False), batch=batch)
 
 
 @variant_of(AiPOD, without=("lower_steps",))
-def TTSA(**arguments: Any) -> Alternating:
+def TTSA(*, adjoint_steps: int = 10, **arguments: Any) -> Alternating:
     """TTSA (Hong, Wai, Wang and Yang, 2020): one step on y, and a slower one on x, projected.
 
         y <- y - beta grad_y g(x, y; phi),   z by a Neumann series,   x <- project_x(x - alpha h_f)
@@ -106,7 +108,7 @@ def TTSA(**arguments: Any) -> Alternating:
         solver = aipod.TTSA(**aipod.baselines.rule("ttsa", 10_000))
         ```
     """
-    made = AiPOD(lower_steps=1, **arguments)
+    made = AiPOD(lower_steps=1, adjoint_steps=adjoint_steps, **arguments)
     return dataclasses.replace(made, scope=Scope("TTSA", lower=False))
 
 

@@ -70,6 +70,10 @@ def _summary(run: Description, solution: Solution, columns: Mapping[str, Any]) -
         "metrics": [dict(metric) for metric in run.metrics],
         "axes": list(run.axes),
     }
+    said = solution.convergence
+    if said is not None:
+        names = ("converged", "stationarity", "standard_error", "start", "reason", "advice")
+        summary["convergence"] = {name: getattr(said, name) for name in names}
     if "accuracy" in columns:
         summary["first"] = first(columns)
     return summary

@@ -12,6 +12,7 @@ from aipod.stepsize._curvature import curvature_draws as curvature_draws
 from aipod.stepsize._curvature import curvature_init as curvature_init
 from aipod.stepsize._curvature import curvature_iterations as curvature_iterations
 from aipod.stepsize._curvature import curvature_update as curvature_update
+from aipod.stepsize._power import beside as beside
 from aipod.stepsize._power import power_iteration as power_iteration
 from aipod.stepsize._rules import rule as rule
 from aipod.stepsize._rules import theory as theory

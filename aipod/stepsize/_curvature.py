@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import signs, subkey, subkeys
-from aipod.problem import Bilevel, draw
+from aipod.problem import Bilevel, draw, is_random
 from aipod.sets import AbstractSet
 from aipod.stepsize._checks import check_positive, check_steps
 from aipod.stepsize._power import beside, norm, power_iteration, unit
@@ -22,6 +22,8 @@ _FIRST_BATCHES = 8
 # What an outer step leaves of an older, larger estimate. Small batches differ, and steps made for
 # the flat ones would diverge on the others; a run that has become flatter forgets in time.
 _KEPT = 0.99
+# Where the lower level has no batches, only directions that were missed speak for older estimates.
+_KEPT_EXACT = 0.95
 # The estimate is looked for anew where the step that it allows meets more than this many times of
 # it, within this range, by so many halvings of its logarithm at most.
 _FURTHER, _TOO_FAR, _HALVINGS = 2.0, 1e12, 12
@@ -230,7 +232,8 @@ def curvature_update(
     start = (state.vector, none)
     vector, sizes = jax.lax.fori_loop(0, curvature_draws(step), look, start)
     now = lower_set.largest(sizes)
-    estimate = jnp.maximum(now, _KEPT * state.estimate)
+    kept = _KEPT if is_random(samples) else _KEPT_EXACT
+    estimate = jnp.maximum(now, kept * state.estimate)
     new = CurvatureState(vector, estimate, jnp.where(step == 0, estimate, state.first))
     if not per_client:
         return new, new.estimate

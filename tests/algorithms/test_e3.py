@@ -224,8 +224,8 @@ def test_curvature_is_that_of_the_steepest_client_one_step_late():
     )
     stuck = solver.step(problem, late, key=KEY)
     np.testing.assert_allclose(stuck.y, after.y, atol=1e-4)
-    # What was seen once is forgotten slowly.
-    np.testing.assert_allclose(stuck.curvature.estimate, 0.99e6, rtol=1e-6)
+    # What was seen once is forgotten slowly; without batches faster than with them.
+    np.testing.assert_allclose(stuck.curvature.estimate, 0.95e6, rtol=1e-6)
 
 
 def test_steps_are_tempered_by_noise_and_by_nothing_else():

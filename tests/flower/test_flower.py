@@ -128,8 +128,12 @@ SHARED = {
     "lower_steps": 3,
     "adjoint_steps": 2,
 }
+WARM = aipod.Neumann(3, 0.05, warm=True)
+SKIPPING = {name: SHARED[name] for name in ("upper_lr", "lower_lr", "adjoint_lr", "lower_steps")}
 SOLVERS = {
     "E3-AiPOD": aipod.E3AiPOD(lower_steps=3),
+    "E-AiPOD, warm": dataclasses.replace(aipod.EAiPOD(**SHARED), adjoint=WARM),
+    "E2-AiPOD, warm": aipod.E2AiPOD(**SKIPPING, lower_prob=0.5, adjoint_prob=0.5),
     "E-AiPOD": aipod.EAiPOD(**SHARED, lower_prob=0.5),
     "E2-AiPOD": aipod.E2AiPOD(**SHARED, lower_prob=0.5, adjoint_prob=0.5, upper_steps=2),
 }

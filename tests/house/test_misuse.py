@@ -73,7 +73,7 @@ WHOLE = {
 }
 TAKES_A_WHOLE_NUMBER = {
     "lower_steps": (lambda v: aipod.AiPOD(upper_lr=0.1, lower_steps=v), ()),
-    "adjoint_steps": (lambda v: aipod.AiPOD(upper_lr=0.1, adjoint_steps=v), ()),
+    "adjoint_steps": (lambda v: aipod.AiPOD(upper_lr=0.1, adjoint_steps=v), ("none",)),
     "upper_steps": (lambda v: aipod.EAiPOD(upper_lr=0.1, upper_steps=v), ()),
     "lower_episodes": (lambda v: aipod.FedNest(upper_lr=0.1, lower_episodes=v), ()),
     "batch": (lambda v: aipod.StocBiO(upper_lr=0.1, batch=v), ()),

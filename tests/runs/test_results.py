@@ -49,6 +49,10 @@ def test_a_report_can_be_made_of_what_was_described(solution, tmp_path):
     folder.create(run.toml)
     summary = write_results(run, folder, solution, "today")
     assert folder.read_summary() == summary
+    said = summary["convergence"]
+    assert said["converged"] is solution.converged
+    assert said["stationarity"] == solution.convergence.stationarity
+    assert said["reason"] == solution.convergence.reason
     assert summary["last"]["half"] == summary["last"]["size"] / 2
     assert summary["first"]["0.85"] == {"step": 1}
     assert summary["first"]["0.90"] is None

@@ -162,3 +162,33 @@ def test_in_a_federation_all_clients_keep_one_pace():
     found = aipod.solve(problem, aipod.E3AiPOD(), start, jnp.zeros((4, 3)), 600, key=KEY)
     best = (1 - jnp.mean(shift, (0, 1))) / 1.1
     np.testing.assert_allclose(found.x, jnp.broadcast_to(best, (4, 3)), atol=0.01)
+
+
+def test_a_start_at_zero_grows_until_x_can_be_seen():
+    """Moves that are taken back say nothing while y does far more by itself; later they do."""
+    optimizer, one = aipod.paced_adam(), jnp.ones(())
+    update = jax.jit(
+        lambda gradient, state, x, moved, delivered: optimizer.update(
+            gradient,
+            state,
+            x,
+            moved=moved,
+            promised=-jnp.vdot(gradient, moved),
+            delivered=delivered,
+            value=one,
+        )
+    )
+
+    def paces(delivered):
+        x = jnp.zeros(2)
+        state, moved, found = optimizer.init(x), jnp.zeros(2), []
+        for k in range(40):
+            gradient = (-1.0) ** k * jnp.ones(2)
+            change, state = update(gradient, state, x, moved, (-1.0) ** k * delivered)
+            x, moved = x + change, change
+            found.append(float(state.pace))
+        return found
+
+    hidden, seen = paces(jnp.asarray(1.0)), paces(jnp.asarray(1e-9))
+    assert hidden[-1] / hidden[10] == pytest.approx(np.exp(0.1 * 29), rel=0.01)
+    assert seen[-1] < seen[0]

@@ -196,13 +196,19 @@ np.savez(out, x=solution.x, y=solution.y, r=solution.state.lower.correction, **s
 
 @pytest.mark.slow
 def test_kill_minus_nine_at_any_moment_then_resume(tmp_path):
-    """A real process, killed several times; slow because each start compiles anew."""
+    """A real process, killed several times; slow because each start imports everything anew."""
     steps = 60_000
     root = Path(__file__).parents[2]
+    # The first process compiles, the others find its programs.
+    shared = {
+        "PYTHONPATH": str(root),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
     def start(folder, out):
         command = [sys.executable, "-c", CRASHING, str(folder), str(steps), str(out)]
-        return subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
+        return subprocess.Popen(command, cwd=root, env=os.environ | shared)
 
     def newest(folder):
         files = sorted(folder.glob("step-*.npz"))

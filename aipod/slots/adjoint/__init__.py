@@ -10,4 +10,5 @@ from aipod.slots.adjoint._neumann import Neumann as Neumann
 from aipod.slots.adjoint._one_round import OneRoundAdjoint as OneRoundAdjoint
 from aipod.slots.adjoint._perturbed import PerturbedLower as PerturbedLower
 from aipod.slots.adjoint._proxskip import ProxSkipAdjoint as ProxSkipAdjoint
+from aipod.slots.adjoint._restarted import Restarted as Restarted
 from aipod.slots.adjoint._simultaneous import SimultaneousAdjoint as SimultaneousAdjoint

@@ -1,6 +1,8 @@
 """The Neumann series: the adjoint of AiPOD and E-AiPOD."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,17 +13,37 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.keys import subkey
 from aipod._misc.tree import axpy, cast_like, inner
-from aipod.problem import Bilevel
-from aipod.slots._cost import Cost
+from aipod.problem import Bilevel, draw, is_random
+from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
-from aipod.stepsize import Curvature, StepSize, check_lr, check_not_negative, check_steps
+from aipod.stepsize import (
+    Curvature,
+    StepSize,
+    beside,
+    check_lr,
+    check_not_negative,
+    check_steps,
+)
 
 # A curvature along a term, in units of 1 / eta, that counts as 0; below minus that g is not convex.
 _DOWN = 1e-3
 # The squared size of a term, relative to the first one, at which a series is done.
 _DONE = 1e-12
+# An old z is of use where |grad_y f - G z| is at most so many times |grad_y f|.
+_STRAY = 2.0
+
+
+# The number of a term and a vector -> a vector.
+_Along = Callable[[Any, PyTree], PyTree]
+
+
+class WarmSeries(eqx.Module):
+    """What a warm series keeps: z, and how the last solve went."""
+
+    z: PyTree
+    health: Health
 
 
 class Neumann(AbstractAdjoint):
@@ -33,6 +55,11 @@ class Neumann(AbstractAdjoint):
     {0, ..., N - 1} and z = eta N v_{N'}, unbiased for the sum and about half its cost, at many
     times its variance.
 
+    With `warm` the series goes on from the z of the outer step before, by N - 1 terms
+    z <- z + eta P (grad_y f - G z), each with a fresh sample of both levels. So the error of a
+    series that is too short dies out from one outer step to the next. An old z that leaves a
+    much larger residual than none is given up: z stays bounded where g is not convex.
+
     **Arguments:**
 
     - `steps` [N]: the number of terms.
@@ -41,6 +68,7 @@ class Neumann(AbstractAdjoint):
     - `damping`: a Tikhonov term, G + damping I, for lower levels that are not convex.
     - `local`: leave every projection out. In a federation each client then inverts its own
         Hessian, without communication and, where clients differ, with a bias.
+    - `warm`: go on from the z of the outer step before.
 
     !!! example
         ```python
@@ -53,21 +81,32 @@ class Neumann(AbstractAdjoint):
     random: bool = eqx.field(static=True, default=False)
     damping: float = 0.0
     local: bool = eqx.field(static=True, default=False)
+    warm: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "adjoint_steps (N)")
         check_lr(self.lr, "adjoint_lr")
         check_not_negative(self.damping, "damping")
+        if self.warm and (self.random or self.steps == 1):
+            raise ValueError(
+                "Neumann: warm=True adds a sum of terms to an old z, so it needs random=False and "
+                "at least 2 steps: change these, or leave warm out."
+            )
 
     @property
     def draws(self) -> tuple[int, int]:
-        return self.steps - 1, 0
+        return self.steps - 1, self.steps - 2 if self.warm else 0
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        return healthy(y, problem.lower_set)
+        health = healthy(y, problem.lower_set)
+        return WarmSeries(optax.tree.zeros_like(y), health) if self.warm else health
 
     def health(self, state: PyTree) -> Health | None:
-        return state
+        return state.health if self.warm else state
+
+    def own(self, state: PyTree) -> PyTree:
+        # A series that is projected leads to the same z everywhere.
+        return self.own_health(jax.tree.map(lambda _: self.local, state))
 
     def remedy(self, off: float) -> str:
         more = 100 * self.steps
@@ -90,14 +129,16 @@ class Neumann(AbstractAdjoint):
             chosen = lower_set.for_round(subkey(key, self.steps + n))
             return cast_like(chosen.tangent(v), y)
 
-        first = average(0, turn.upper_gradient_y(upper_batch))
+        def product(n: Array | int, v: PyTree) -> PyTree:
+            image = hessian(v, subkey(key, n))
+            return optax.tree.add_scale(image, self.damping, v) if self.damping else image
 
         def factor(n: Array, v: PyTree) -> PyTree:
-            product = hessian(v, subkey(key, n))
-            if self.damping:
-                product = optax.tree.add_scale(product, self.damping, v)
-            return average(n, axpy(v, -eta, product))
+            return average(n, axpy(v, -eta, product(n, v)))
 
+        first = average(0, turn.upper_gradient_y(upper_batch))
+        if self.warm:
+            return self._gone_on(turn, first, state.z, product, average)
         before = first
         if self.random:
             factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
@@ -117,6 +158,51 @@ class Neumann(AbstractAdjoint):
         projections = 0 if self.local else factors + 1
         cost = turn.lower_cost(projections, lower_draws=factors)
         return cast_like(z, y), state, cost
+
+    def _gone_on(
+        self, turn: Turn, right: PyTree, old: PyTree, product: _Along, average: _Along
+    ) -> tuple[PyTree, PyTree, Cost]:
+        """The warm series, from the projected right-hand side and the old z."""
+        y, eta = turn.y, turn.lr(self.lr)
+        problem, lower_set = turn.problem, turn.problem.lower_set
+        slope_keys = subkey(turn.key, 0)
+        upper, upper_samples = problem.upper_at(turn.x, self.steps)
+
+        def size(a: PyTree, b: PyTree) -> Array:
+            return inner(a, b, per_client=lower_set.per_client)
+
+        image = average(1, product(1, old))
+        residual = optax.tree.sub(right, image)
+        # Where an answer is still missing over a network, sizes are NaN, and z must become NaN too.
+        stray = size(residual, residual) > _STRAY**2 * size(right, right)
+        bent = size(old, image) < -_DOWN * jnp.sqrt(size(old, old) * size(image, image))
+
+        def unless(a: Array, b: Array) -> Array:
+            return jnp.where(beside(stray, a), b, a)
+
+        z = jax.tree.map(unless, old, optax.tree.zeros_like(old))
+        last = jax.tree.map(unless, residual, right)
+        z = axpy(z, eta, last)
+
+        def body(n: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            z, _ = carry
+            slope = jax.grad(upper)(y, draw(upper_samples, subkey(slope_keys, n)))
+            left = optax.tree.sub(lower_set.riesz(slope), product(n, z))
+            left = average(n, left)
+            return axpy(z, eta, left), left
+
+        z, last = jax.lax.fori_loop(2, self.steps, body, (z, last))
+        left, whole = size(last, last), size(right, right)
+        if is_random(problem.lower_samples) or is_random(problem.upper_samples):
+            # With noise a residual says more about the sample than about z.
+            left = whole = jnp.zeros_like(left)
+        health = health_of(y, lower_set, left, whole, bent)
+        projections = 0 if self.local else self.steps
+        lower_draws, upper_draws = self.draws
+        cost = turn.lower_cost(projections, lower_draws=lower_draws, upper_draws=upper_draws)
+        # The first two vectors do not wait for each other: in a federation they share a round.
+        rounds = rounds_of(lower_set, max(projections - 1, 0))
+        return z, WarmSeries(z, health), dataclasses.replace(cost, rounds=rounds)
 
     def _seen(self, turn: Turn, first: PyTree, before: PyTree, last: PyTree, z: PyTree) -> Health:
         """The terms left out, had they gone on to shrink as the last one did."""

@@ -17,8 +17,12 @@ _WEIGHT = 5.0
 # Less than half of the promise is too little, more than twice is not due to x. A promise counts as
 # broken where the average of the comparison, which noise alone makes +-0.25, is below -0.4.
 _HALF, _TWICE, _BROKEN = 0.5, 2.0, 0.4
+# The average of the comparison from which on promises count as kept.
+_TRUSTED = 0.1
 # What f does by more than so many times the promise is not due to x.
 _DUE = 5.0
+# Where y makes so many times of it, with either sign, x does nothing yet that could be seen.
+_UNSEEN = 100.0
 # f rises where its quick average is so many standard errors above its slow one, and goes on rising.
 _ERRORS, _GOES_ON = 3.0, 0.03
 # A broken promise, and moves that are taken back at once, count three times.
@@ -33,6 +37,7 @@ class Evidence(eqx.Module):
         weight; over few steps and over more.
     - `best`: the best cosine of late.
     - `kept`: of how far more was delivered than half of what was promised, and than twice of it.
+    - `sizes`: of |delivered| and of |promised|.
     - `level`: of f over few steps and over more, of its squared changes; its last value, and the
         last change of the first average.
     - `known`: whether x has moved at all.
@@ -43,6 +48,7 @@ class Evidence(eqx.Module):
     slow: Array
     best: Array
     kept: Array
+    sizes: Array
     level: Array
     known: Array
 
@@ -85,7 +91,9 @@ class Evidence(eqx.Module):
                 _averaged(_AVERAGE, self.kept[1], twice, begins),
             ]
         )
-        return dataclasses.replace(self, kept=kept)
+        both = jnp.abs(jnp.stack([delivered, promised]))
+        sizes = _averaged(_AVERAGE, self.sizes, both.astype(kept.dtype), begins)
+        return dataclasses.replace(self, kept=kept, sizes=sizes)
 
     def with_value(self, value: Array, begins: Array) -> "Evidence":
         """With the value of f on a batch."""
@@ -119,6 +127,14 @@ class Evidence(eqx.Module):
         # Where a constant multiple is delivered, this is 2 promised / delivered.
         return jnp.where(twice > 0, (1 - twice) / (1 + jnp.maximum(twice, 0.0)), 1.0)
 
+    def trust(self) -> Array:
+        """How far promises are kept, from 0 to 1; where noise hides it, half."""
+        return jnp.clip(0.5 + self.kept[0] / (2 * _TRUSTED), 0.0, 1.0)
+
+    def unseen(self) -> Array:
+        """Whether x moves too little for anything that is seen to be due to it."""
+        return self.sizes[0] > _UNSEEN * self.sizes[1]
+
     def doubt(self, promised: Array, delivered: Array) -> Array:
         """How far the pace should fall, from 0 to 3, as promises are broken or f rises."""
         broken = _FALL * jnp.clip((-self.kept[0] - _BROKEN) / (1 - _BROKEN), 0.0, 1.0)
@@ -133,7 +149,7 @@ class Evidence(eqx.Module):
 def no_evidence(dtype: Any) -> Evidence:
     """Before the first step."""
     zero, pair = jnp.zeros((), dtype), jnp.zeros(2, dtype)
-    return Evidence(zero, pair, pair, zero, pair, jnp.zeros(5, dtype), jnp.asarray(False))
+    return Evidence(zero, pair, pair, zero, pair, pair, jnp.zeros(5, dtype), jnp.asarray(False))
 
 
 def _averaged(memory: float, old: Array, now: Array, begins: Array) -> Array:

@@ -15,6 +15,9 @@ hundredth of x0 and then follows four pieces of evidence, all free of units.
 - The value. The pace falls where f rises.
 - The curvature of the lower level. Where it jumps, y has become slower, and so does x.
 
+A start at 0 does not tell the unit of x. From there the pace begins small and grows until the moves
+of x can be seen beside what y does by itself; then as above, at most by a share of x that shrinks.
+
 Batches make the first three noisy. So they are bounded in each outer step and averaged over a few.
 When the pace has once had to fall, it grows again only slowly and on clear evidence. Against noise
 it fades as 1 / sqrt(k) where it does not grow.
@@ -39,8 +42,9 @@ _B1, _B2 = 0.5, 0.999
 _ROUNDING = 1e-8
 # The first pace as a share of x0; where x0 is 0, the first pace.
 _SHARE, _FROM_ZERO = 1e-2, 1e-6
-# The longest pace as a share of x, where x0 is not 0.
-_MOST = 0.05
+# The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
+# take long to find its scale; that fades over so many steps without growth.
+_MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
@@ -48,6 +52,8 @@ _STEP, _BOOST, _FEW = 0.1, 4.0, 5.0
 # A fall after so many steps ends the search. From then on it grows at this share of its speed. It
 # fades as 1 / sqrt(1 + n / 300) over n steps without growth.
 _SEARCH, _LATER, _FADE = 20, 0.3, 300.0
+# From x0 = 0, a fall to this share of the largest pace.
+_CLEARLY = 0.5
 # Where the curvature of the lower level grows by more than this factor in one step, the pace falls
 # by as much.
 _STIFFER = 2.0
@@ -60,7 +66,7 @@ class Pace(eqx.Module):
     - `first`, `second`: Adam's moments.
     - `scales`: the scale of each leaf of x, as a share of the largest.
     - `least`, `unknown`: the first pace, and whether x0 was 0 and did not tell it.
-    - `pace`: the length of a step, before it fades.
+    - `pace`, `peak`: the length of a step, before it fades, and the largest so far.
     - `found`, `rests`: whether the pace has once had to fall, and how many steps it did not grow.
     - `evidence`: what speaks for a longer or a shorter pace.
     """
@@ -72,6 +78,7 @@ class Pace(eqx.Module):
     least: Array
     unknown: Array
     pace: Array
+    peak: Array
     found: Array
     rests: Array
     evidence: Evidence
@@ -124,6 +131,7 @@ def _init(x: PyTree) -> Pace:
         least=pace,
         unknown=largest == 0,
         pace=pace,
+        peak=pace,
         found=jnp.asarray(False),
         rests=jnp.zeros((), jnp.int32),
         evidence=no_evidence(pace.dtype),
@@ -168,20 +176,29 @@ def _update(
     line = line * (1 + _BOOST / (1 + state.count / _FEW))
     # The first cosine does not tell how it changes with the pace.
     line = jnp.where(begins, jnp.minimum(line, 0.0), line)
-    wish = jnp.where(line > 0, evidence.room() * line, line)
+    # A start at 0 leaves the growth of x alone to tell how far it may go: y must follow it.
+    room = evidence.room() * jnp.where(state.unknown, evidence.trust(), 1.0)
+    wish = jnp.where(line > 0, room * line, line)
     fall = evidence.doubt(promised, delivered)
     # Doubts about y do not make x slower than it was at first.
     doubted = jnp.where(state.pace > state.least, -fall, 0.0)
     wish = jnp.where(fall > 0, jnp.minimum(wish, doubted), wish)
+    # From x0 = 0, x must first become large enough to be seen beside what y does by itself.
+    unseen = state.unknown & evidence.unseen() & (state.count > 1)
+    wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
-    # A start at 0 does not tell the unit of x, so neither does its size.
-    most = jnp.where(state.unknown, jnp.inf, _MOST * jnp.max(_sizes(params)))
-    most = jnp.maximum(most, state.least)
+    wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
+    most = jnp.maximum(_MOST * (1 + wider) * jnp.max(_sizes(params)), state.least)
+    most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
+    pace = jnp.minimum(pace, most)
+    # From x0 = 0 the search is long, and in noise the pace falls a little now and then.
+    falls = (wish < 0) & (~state.unknown | (pace < _CLEARLY * state.peak))
     new = dataclasses.replace(
         state,
-        pace=jnp.minimum(pace, most),
-        found=state.found | ((wish < 0) & (state.count > _SEARCH)),
+        pace=pace,
+        peak=jnp.maximum(pace, state.peak),
+        found=state.found | (falls & (state.count > _SEARCH)),
         rests=state.rests + rests,
         evidence=evidence,
     )
