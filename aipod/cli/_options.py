@@ -71,6 +71,7 @@ class Request:
     force: bool
     as_json: bool
     tensorboard: bool
+    mesh: int | None = None
 
 
 # The work of a verb; returns the exit code. It runs after Typer has returned, because Typer handles

@@ -10,16 +10,22 @@ from aipod.cli._options import Request
 from aipod.cli._show import err, out, run_table
 from aipod.cli._watch import Watch
 from aipod.experiments.config import RunConfig, resolve
-from aipod.experiments.execute import execute, prepare
+from aipod.experiments.execute import devices_for, execute, prepare
 from aipod.runs._folder import RunFolder, finite
 
 
 def run(request: Request) -> int:
+    devices = None if request.mesh is None else devices_for(request.mesh)
     config, prepared, folder = opened(request, resolve, prepare, _name)
     with Watch() as watch:
         watch.begin(config.solver, config.steps)
         summary = execute(
-            prepared, folder, resume=request.resume, front=watch, tensorboard=request.tensorboard
+            prepared,
+            folder,
+            resume=request.resume,
+            front=watch,
+            tensorboard=request.tensorboard,
+            devices=devices,
         )
     if summary["last"]:
         _draw(folder)

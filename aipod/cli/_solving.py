@@ -71,7 +71,13 @@ _SOLVERS = (
 def add_verbs(app: typer.Typer, experiment: str | None) -> None:
     """Adds run, compare and rates, with the options of this experiment."""
     more = _options.solver_options() | experiment_options(experiment)
-    options = {"solver": _options.Solver, **_shared("run", "Seed of everything random in the run.")}
+    options = {
+        "solver": _options.Solver,
+        **_shared("run", "Seed of everything random in the run."),
+        "mesh": _options.whole(
+            "Spread the work over so many devices: clients, or the examples of each batch."
+        ),
+    }
     app.command("run", help=_RUN, epilog=_RUN_EXAMPLES)(
         function_of(_run, {"experiment": _options.Experiment, **options, **more})
     )
@@ -122,8 +128,8 @@ def _shared(what: str, seed: str) -> dict[str, Any]:
 
 
 def _request(values: dict[str, Any]) -> Request:
-    names = ("out", "resume", "force", "as_json", "tensorboard")
-    folder = {name: values.pop(name) for name in names}
+    names = ("out", "resume", "force", "as_json", "tensorboard", "mesh")
+    folder = {name: values.pop(name) for name in names if name in values}
     return Request(given_options(values), **folder)
 
 

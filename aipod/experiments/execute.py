@@ -1,5 +1,6 @@
 """One run from its configuration to its folder."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 import aipod
@@ -78,6 +80,18 @@ def prepare(config: RunConfig, task: Task | None = None) -> Prepared:
     return Prepared(config, experiment, task, solver)
 
 
+def devices_for(count: int) -> list[Any]:
+    """So many devices; on a CPU they are made, where JAX has not started yet."""
+    if count < 1:
+        raise ValueError(f"--mesh must be a number of devices, at least 1, got {count}.")
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", count)
+    found = jax.devices()
+    if len(found) < count:
+        raise ValueError(f"--mesh asks for {count} devices, but JAX finds {len(found)}.")
+    return found[:count]
+
+
 def execute(
     run: Prepared,
     folder: RunFolder,
@@ -85,9 +99,17 @@ def execute(
     resume: bool = False,
     front: Callable[[Progress], None] | None = None,
     tensorboard: bool = False,
+    devices: list[Any] | None = None,
 ) -> dict[str, Any]:
-    """Solves, writes metrics and summary into the folder, and returns the summary."""
+    """Solves, writes metrics and summary into the folder, and returns the summary.
+
+    `devices`: those over which the clients are spread, or the examples of each batch.
+    """
     config, task = run.config, run.task
+    mesh = None
+    if devices is not None:
+        axis = "batch" if task.problem.clients is None else "clients"
+        mesh = jax.sharding.Mesh(np.array(devices), (axis,))
     events = EventWriter(folder.tensorboard) if tensorboard else None
     began = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -111,6 +133,7 @@ def execute(
             checkpoint=folder.checkpoint,
             resume=resume,
             throw=False,
+            mesh=mesh,
         )
     finally:
         if events is not None:
