@@ -14,10 +14,10 @@ from flwr.serverapp import Grid, ServerApp
 from aipod._misc.files import private_folder
 from aipod.algorithms import Alternating
 from aipod.flower._client import Session
+from aipod.flower._gate import failure
 from aipod.flower._local import Client
-from aipod.flower._parcel import Parcel
 from aipod.flower._post import EXCHANGE, HELLO, GridPost, received, reply_to
-from aipod.flower._privacy import Privacy
+from aipod.flower._privacy import Privacy, with_floor
 from aipod.flower._progress import Terms
 from aipod.flower._server import Places, Start, lead
 
@@ -42,7 +42,9 @@ def make_client_app(
 
     - `load_client`: context -> `Client`, the losses and the data of this node.
     - `solver`: a solver, or context -> solver; the same as the server's.
-    - `privacy`: context -> `Privacy`, or None to send everything as it is.
+    - `privacy`: context -> `Privacy`, or None to send everything as it is. The node configuration
+        can make it stricter, and nothing can make it laxer than that: `privacy-noise`,
+        `privacy-clip`, `privacy-epsilon`, `privacy-delta`.
     - `cache`: keep compiled programs on disk, since Flower starts a process for every message.
 
     !!! example
@@ -54,20 +56,23 @@ def make_client_app(
     sessions: dict[tuple[int, int], Session] = {}
 
     def reply(message: Message, context: Context) -> Message:
+        place = (context.run_id, context.node_id)
         try:
-            place = (context.run_id, context.node_id)
             if place not in sessions:
                 folder = _state_folder(context)
                 if cache:
                     _keep_programs(folder / "programs")
+                wanted = with_floor(privacy(context), context.node_config)
                 sessions[place] = Session(
-                    load_client(context), _made(solver, context), folder, privacy(context)
+                    load_client(context), _made(solver, context), folder, wanted
                 )
             answer = sessions[place].handle(received(message))
         except Exception as error:
             # The text of an exception may hold data. It stays here; Flower would send it.
             _log.error("aipod: %s", error, exc_info=True)
-            answer = Parcel({"error": type(error).__name__})
+            known = sessions.get(place)
+            floor = any(str(name).startswith("privacy") for name in context.node_config)
+            answer = failure(error, floor or (known is not None and known.gate.private))
         return reply_to(message, answer)
 
     app.train(EXCHANGE)(reply)
