@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from aipod._misc.files import private_folder
 from aipod.algorithms import Alternating
+from aipod.flower._averages import average_of
 from aipod.flower._client import Session
 from aipod.flower._gate import failure
 from aipod.flower._local import Client
@@ -84,8 +85,9 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
     """The ServerApp of a federation. It leads the run, and never sees data.
 
     Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
-    `wait` (seconds), `clients`, `weights` (numbers with commas between), `weight-ratio`, `run-dir`,
-    `checkpoint-dir`, `resume-from`; see docs/flower.md.
+    `wait` (seconds), `clients`, `weights` and `nodes` (numbers with commas between),
+    `weight-ratio`, `average`, `cut`, `run-dir`, `checkpoint-dir`, `resume-from`; see
+    docs/flower.md.
 
     **Arguments:**
 
@@ -139,19 +141,23 @@ def settings(config: Any) -> tuple[Terms, Places]:
         round_timeout=number("round-timeout", defaults.round_timeout, float),
         wait=number("wait", defaults.wait, float),
         clients=number("clients", 0, int) or None,
-        weights=_weights(config.get("weights", "")),
+        weights=_numbers(config, "weights", float),
         weight_ratio=number("weight-ratio", defaults.weight_ratio, float),
+        nodes=_numbers(config, "nodes", int),
+        average=average_of(str(config.get("average", ""))),
+        cut=number("cut", defaults.cut, float),
     )
     paths = [str(config.get(name, "")) for name in ("run-dir", "checkpoint-dir", "resume-from")]
     return terms, Places.of(*paths)
 
 
-def _weights(text: Any) -> tuple[float, ...] | None:
+def _numbers(config: Any, name: str, kind: type) -> tuple[Any, ...] | None:
+    text = str(config.get(name, ""))
     try:
-        return tuple(map(float, str(text).split(","))) if str(text).strip() else None
+        return tuple(map(kind, text.split(","))) if text.strip() else None
     except ValueError:
         raise ValueError(
-            f"run configuration: weights must be numbers with commas between, got {text!r}."
+            f"run configuration: {name} must be numbers with commas between, got {text!r}."
         ) from None
 
 

@@ -117,6 +117,7 @@ class Session:
 
     def _exchange(self, store: Checkpoints, request: Parcel) -> Parcel:
         words = request.words
+        self._worker.robust = bool(words.get("robust"))
         key = jax.random.key(int(words["seed"]))
         found = self._load(store)
         shared = request.group("shared")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aipod.flower import _requests
+from aipod.flower._averages import Cuts
 from aipod.flower._combine import combine, mean_of
 from aipod.flower._exchange import Exchanges, Replies
 from aipod.flower._progress import (
@@ -53,6 +54,7 @@ class Coordinator:
     ) -> None:
         self.terms, self.progress, self._start = terms, progress, start
         self._save, self._record, self._log = save, record, log
+        self._cuts = Cuts(terms.cut, log)
         self._newest: set[str] = set(progress.answers)
         self._roll = roll = Roll(post, terms, progress, digest, log)
         self._exchanges = Exchanges(post, terms, progress, roll, expected, self._look, log)
@@ -201,7 +203,10 @@ class Coordinator:
         # In the order of their indices: who replies first must not change the last digit.
         present = sorted(found)
         weights = [self.progress.weights[index] for index in present]
-        return mean_of([found[index] for index in present], weights)
+        models = [found[index] for index in present]
+        # With a robust average nobody's own numbers are believed either.
+        own = () if self.terms.average else [n for n in models[0] if n.startswith("watch")]
+        return mean_of(models, weights, own)
 
     def _divergence(self, step: int) -> DivergedError:
         return DivergedError(
@@ -212,7 +217,10 @@ class Coordinator:
         """Combines the questions of one outer step, and saves the answers before they leave."""
         progress = self.progress
         asked = {index: reply.asked for index, reply in replies.items() if reply.finite}
-        new = combine(asked, progress.weights, progress.clients) if asked else {}
+        average = self.terms.average
+        new = {}
+        if asked:
+            new = combine(self._cuts(asked), progress.weights, progress.clients, average)
         if not new:
             raise self._divergence(step + 1)
         if step != progress.step:

@@ -39,6 +39,7 @@ def request(
         "step": progress.step if step is None else step,
     }
     words |= {name: flags.get(name, False) for name in ("leave", "reset", "pause")}
+    words["robust"] = terms.average is not None
     arrays = {f"answer:{name}": value for name, value in answers.items()}
     arrays |= {f"shared:{name}": value for name, value in (shared or {}).items()}
     return Parcel(words, arrays)

@@ -3,8 +3,10 @@
 A client says in its greeting which client it is, of how many, and how much it counts. None of that
 is taken from a single greeting:
 
-- An index belongs to the first node that claims it, as long as that node can be reached, and a node
-  that has taken part keeps its index.
+- With nodes in the run's terms an index belongs to the node that stands there. Flower gives a node
+  the same id again for the same registered key.
+- Otherwise an index belongs to the first node that claims it, as long as that node can be reached,
+  and a node that has taken part keeps its index.
 - The number of clients is the one in the run's terms, or else the one that most greetings have. It
   is fixed when the run begins.
 - Weights are those in the run's terms. Without them a client is refused if its weight is more than
@@ -50,7 +52,7 @@ class Roll:
     def _agree_on_clients(self) -> None:
         terms, progress = self._terms, self._progress
         weights = None if terms.weights is None else dict(enumerate(terms.weights))
-        wanted = terms.clients or (len(weights) if weights else 0)
+        wanted = terms.clients or len(terms.weights or terms.nodes or ())
         if wanted and progress.clients not in (0, wanted):
             raise ValueError(
                 f"the run has {progress.clients} clients, but its configuration says {wanted}: "
@@ -111,7 +113,14 @@ class Roll:
 
     def _check(self, hello: Hello) -> None:
         """Raises unless what a client says agrees with what is already fixed."""
-        progress = self._progress
+        progress, nodes = self._progress, self._terms.nodes
+        if nodes is not None and hello.node not in nodes:
+            raise BadReplyError("the run configuration's nodes do not name it")
+        if nodes is not None and nodes[hello.index : hello.index + 1] != (hello.node,):
+            raise BadReplyError(
+                f"it claims to be client {hello.index}, and is {nodes.index(hello.node)} in the "
+                "run configuration"
+            )
         if progress.clients not in (0, hello.clients):
             raise BadReplyError(f"it counts {hello.clients} clients, others {progress.clients}")
         if hello.clients < (self._terms.min_nodes or 1):
