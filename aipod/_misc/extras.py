@@ -12,7 +12,6 @@ from aipod._misc.version import DISTRIBUTION
 # The modules beyond the core dependencies that the source imports, and the extra of each.
 EXTRA_OF = {
     "cryptography": "flower",
-    "dp_accounting": "flower",
     "flwr": "flower",
     "matplotlib": "experiments",
     "pandas": "tables",

@@ -21,6 +21,7 @@ from aipod.flower._post import EXCHANGE, HELLO, GridPost, received, reply_to
 from aipod.flower._privacy import Privacy, with_floor
 from aipod.flower._progress import Terms
 from aipod.flower._server import Places, Start, lead
+from aipod.solving import Solution
 
 Solver = Alternating | Callable[[Context], Alternating]
 
@@ -81,7 +82,12 @@ def make_client_app(
     return app
 
 
-def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> ServerApp:
+def make_server_app(
+    solver: Solver,
+    load_start: Callable[[Context], Start],
+    *,
+    on_finish: Callable[[Solution], object] = lambda solution: None,
+) -> ServerApp:
     """The ServerApp of a federation. It leads the run, and never sees data.
 
     Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
@@ -93,6 +99,8 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
 
     - `solver`: a solver, or context -> solver.
     - `load_start`: context -> `Start`, the starting point and what to measure.
+    - `on_finish`: called on the `Solution` when the run has ended, however that was, and everything
+        is saved. Its x and y have a client axis of length 1.
 
     !!! example
         ```python
@@ -103,7 +111,7 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        terms, places = settings(context.run_config)
+        terms, places = settings(context.run_config, context.run_id)
         post = GridPost(grid)
         solution = lead(
             post,
@@ -114,13 +122,14 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
             traffic=lambda: (post.up, post.down, post.aside),
             log=lambda line: _log.info("aipod: %s", line),
         )
+        on_finish(solution)
         if solution.result.name != "completed":
             raise RuntimeError(solution.message)
 
     return app
 
 
-def settings(config: Any) -> tuple[Terms, Places]:
+def settings(config: Any, run: int) -> tuple[Terms, Places]:
     """The run that a run configuration describes; `ValueError` when it makes no sense."""
     if "outer-steps" not in config:
         raise ValueError("the run configuration lacks outer-steps, how many outer steps to make.")
@@ -148,7 +157,7 @@ def settings(config: Any) -> tuple[Terms, Places]:
         cut=number("cut", defaults.cut, float),
     )
     paths = [str(config.get(name, "")) for name in ("run-dir", "checkpoint-dir", "resume-from")]
-    return terms, Places.of(*paths)
+    return terms, Places.of(*(path.replace("{run-id}", str(run)) for path in paths))
 
 
 def _numbers(config: Any, name: str, kind: type) -> tuple[Any, ...] | None:

@@ -469,7 +469,6 @@ def test_a_client_with_another_solver_is_refused(ridge, tmp_path, eager):
         ({"outer-steps": 1, "round-timeout": 0}, "round_timeout must be positive"),
         ({"outer-steps": 1, "min-nodes": -1}, "min_nodes must be at least 1"),
         ({"outer-steps": 1, "resume-from": "nowhere"}, "neither a run nor checkpoints"),
-        ({"outer-steps": 1, "run-dir": "runs/x"}, "needs Start"),
     ],
 )
 def test_bad_settings_are_told_before_anything_is_sent(config, message):
