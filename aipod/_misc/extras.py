@@ -13,6 +13,7 @@ from aipod._misc.version import DISTRIBUTION
 EXTRA_OF = {
     "cryptography": "flower",
     "flwr": "flower",
+    "httpx": "flower",
     "matplotlib": "experiments",
     "pandas": "tables",
     "plotly": "experiments",
@@ -20,8 +21,10 @@ EXTRA_OF = {
     "pyarrow": "tables",
     "rich": "experiments",
     "sklearn": "experiments",
+    "starlette": "flower",
     "tensorboardX": "tensorboard",
     "typer": "experiments",
+    "uvicorn": "flower",
 }
 
 

@@ -53,6 +53,14 @@ def run(app: Path, *, folder: Path | None, out_dir: Path | None) -> None:
         raise ValueError(f"the run ended as {summary['result']}: {summary['message']}")
 
 
+def door(listen: str, link: str, certificate: Path, key: Path, authority: Path | None) -> None:
+    _federation(Path())  # says what to install if Flower is missing
+    from aipod.flower._door import serve
+
+    trust = None if authority is None else str(authority)
+    serve(listen, link, certificate=str(certificate), key=str(key), authority=trust)
+
+
 def down(folder: Path) -> None:
     ended = _federation(folder).down()
     err.print(f"ended {', '.join(ended)}" if ended else f"nothing was running from {folder}")

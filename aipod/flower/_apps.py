@@ -21,6 +21,7 @@ from aipod.flower._post import EXCHANGE, HELLO, GridPost, received, reply_to
 from aipod.flower._privacy import Privacy, with_floor
 from aipod.flower._progress import Terms
 from aipod.flower._server import Places, Start, lead
+from aipod.flower._sums import Wish
 from aipod.solving import Solution
 
 Solver = Alternating | Callable[[Context], Alternating]
@@ -66,7 +67,11 @@ def make_client_app(
                     _keep_programs(folder / "programs")
                 wanted = with_floor(privacy(context), context.node_config)
                 sessions[place] = Session(
-                    load_client(context), _made(solver, context), folder, wanted
+                    load_client(context),
+                    _made(solver, context),
+                    folder,
+                    wanted,
+                    Wish.of(context.node_config),
                 )
             answer = sessions[place].handle(received(message))
         except Exception as error:
@@ -92,7 +97,7 @@ def make_server_app(
 
     Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
     `wait` (seconds), `clients`, `weights` and `nodes` (numbers with commas between),
-    `weight-ratio`, `average`, `cut`, `run-dir`, `checkpoint-dir`, `resume-from`; see
+    `weight-ratio`, `average`, `cut`, `secure`, `run-dir`, `checkpoint-dir`, `resume-from`; see
     docs/flower.md.
 
     **Arguments:**
@@ -155,9 +160,17 @@ def settings(config: Any, run: int) -> tuple[Terms, Places]:
         nodes=_numbers(config, "nodes", int),
         average=average_of(str(config.get("average", ""))),
         cut=number("cut", defaults.cut, float),
+        secure=_flag(config, "secure"),
     )
     paths = [str(config.get(name, "")) for name in ("run-dir", "checkpoint-dir", "resume-from")]
     return terms, Places.of(*(path.replace("{run-id}", str(run)) for path in paths))
+
+
+def _flag(config: Any, name: str) -> bool:
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"run configuration: {name} must be true or false, got {value!r}.")
+    return value
 
 
 def _numbers(config: Any, name: str, kind: type) -> tuple[Any, ...] | None:

@@ -14,12 +14,15 @@ from jaxtyping import PRNGKeyArray
 from aipod._misc.digest import digest_text
 from aipod._misc.files import narrow_files, private_folder
 from aipod.algorithms import Alternating, State
-from aipod.flower._gate import AbstractGate, Draft, Gate, LostStateError, PrivateGate, Release
+from aipod.flower._gate import AbstractGate, Draft, Gate, LostStateError, Release
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables
+from aipod.flower._masks import as_bytes
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, with_shared
 from aipod.flower._privacy import Privacy
+from aipod.flower._private import PrivateGate
+from aipod.flower._sums import Sums, Wish, long_key
 from aipod.solving import Checkpoints
 
 
@@ -51,35 +54,63 @@ class Session:
     """
 
     def __init__(
-        self, client: Client, solver: Alternating, folder: Path, privacy: Privacy | None = None
+        self,
+        client: Client,
+        solver: Alternating,
+        folder: Path,
+        privacy: Privacy | None = None,
+        wish: Wish | None = None,
     ) -> None:
         self.client, self.solver, self.folder = client, solver, folder
-        self.gate: AbstractGate = Gate(solver)
-        if privacy is not None:
-            self.gate = PrivateGate(solver, privacy, folder, int(client.index))
+        self._privacy, self._wish = privacy, wish or Wish()
+        self.gate = self._gate(secure=self._wish.demanded)
         self._start = initial_state(solver, client.x, client.y)
         problem = client.problem()
         problem.check(self._start.x, self._start.y)
         self._worker = Worker(solver, problem, self._start)
 
+    def _gate(self, *, secure: bool) -> AbstractGate:
+        if self._privacy is None:
+            return Gate(self.solver, secure)
+        # Less noise than for a message alone needs the owner's word, and not the server's, that so
+        # many honest clients add theirs.
+        honest = (self._wish.least if self._wish.demanded else 1) if secure else None
+        return PrivateGate(self.solver, self._privacy, self.folder, int(self.client.index), honest)
+
     def handle(self, request: Parcel) -> Parcel:
         """The reply to one request."""
+        secure = bool(request.words.get("secure"))
+        if self._wish.demanded and not secure:
+            raise ValueError(
+                "this node lets vectors out in secure sums alone: set secure=true in the run "
+                "configuration."
+            )
+        if secure != self.gate.secure:
+            self.gate = self._gate(secure=secure)
         run = str(request.words["run"])
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
             raise ValueError(f"{run!r} is not the name of a run: use letters, digits, - and _.")
         place = private_folder(private_folder(self.folder / run) / f"client-{self.client.index}")
         store = Checkpoints(place, {"run": run, "solver": solver_digest(self.solver)})
+        sums = None
+        if secure:
+            key = long_key(self.folder, int(self.client.index))
+            sums = Sums(place, run, int(self.client.index), key, self._wish)
         if "turn" not in request.words:
-            return self._hello(store)
+            return self._hello(store, sums)
         try:
+            if sums is not None and "phase" in request.words:
+                return self._sum(store, request, sums)
             return self._exchange(store, request)
         finally:
             narrow_files(place)
 
-    def _hello(self, store: Checkpoints) -> Parcel:
+    def _hello(self, store: Checkpoints, sums: Sums | None) -> Parcel:
         found = self._load(store)
+        key: dict[str, Word] = {} if sums is None else {"key": sums.public.hex()}
         return self.gate.greeting(
-            {
+            key
+            | {
                 "index": int(self.client.index),
                 "clients": int(self.client.clients),
                 "weight": float(self.client.weight),
@@ -141,6 +172,27 @@ class Session:
             state, answers = forget_own(self.solver, state), self._worker.no_answers()
         kept = _Kept(state, answers, int(words["turn"]), kept.release)
         return self._go_on(store, words, key, kept)
+
+    def _sum(self, store: Checkpoints, request: Parcel, sums: Sums) -> Parcel:
+        """One of the three messages of a secure sum."""
+        words, number = request.words, int(request.words["sums"])
+        if words["phase"] == "seal":
+            peers = {int(i): as_bytes(key) for i, key in request.group("peer").items()}
+            return self.gate.sealed(sums.begin(number, peers))
+        if words["phase"] == "shares":
+            arrived = {int(index) for index in str(words["arrived"]).split(",")}
+            return self.gate.sealed(sums.shares(number, arrived))
+        kept = self._load(store)
+        if kept is None:
+            raise LostStateError("this client has no state of this run, and was sent none.")
+        key = jax.random.key(int(words["seed"]))
+        _, asked, used, answers = self._worker.attempt(kept.state, key, kept.answers)
+        draft = Draft(kept.state, {}, False, asked, used, answers, number)
+        release = self.gate.release(draft, kept.release)
+        self._save(store, dataclasses.replace(kept, answers=answers, release=release))
+        vectors = self.gate.vectors(draft, release)
+        masked = sums.masked(number, request.arrays, vectors)
+        return self.gate.sealed({f"masked:{name}": part for name, part in masked.items()})
 
     def _go_on(
         self, store: Checkpoints, words: Mapping[str, Word], key: PRNGKeyArray, kept: _Kept

@@ -1,7 +1,7 @@
 """Combines what the clients send into what all of them get."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -94,26 +94,34 @@ def majority(found: Iterable[Kind], prefer: Callable[[Kind], Any]) -> Kind | Non
     return max(counts, key=lambda kind: (counts[kind], prefer(kind)), default=None)
 
 
+# How far two clients may be apart, relatively, that compute the same thing on different machines.
+_ALIKE = 1e-4
+
+
 def mean_of(
     found: Sequence[Mapping[str, np.ndarray]],
     weights: Sequence[float],
-    own: Collection[str] = (),
+    robust: bool = False,
 ) -> dict[str, np.ndarray]:
-    """What should agree, as most clients have it: one of them alone must not change it.
+    """One of several models or states, leaf by leaf.
 
-    Numbers are the median over clients, entry by entry, and whole numbers those of most. What a
-    client's adjoint has seen is its own; of that the weighted mean is taken.
+    Where most clients have the same numbers, as after a round, it is theirs: one of them alone must
+    not change it. Where all differ it is the weighted mean, with `robust` the median. Whole numbers
+    are as most have them.
     """
     shares = np.asarray(weights, float) / np.sum(weights)
     means = {}
     for name, first in found[0].items():
         values = [one[name] for one in found]
-        if first.dtype.kind == "f" and name in own:
-            mean = np.tensordot(shares, np.stack(values).astype(float), 1)
-            means[name] = mean.astype(first.dtype)
-        elif first.dtype.kind == "f":
-            means[name] = np.median(np.stack(values), axis=0).astype(first.dtype)
-        else:
+        if first.dtype.kind != "f":
             (common, _), *_ = Counter(value.tobytes() for value in values).most_common(1)
             means[name] = np.frombuffer(common, first.dtype).reshape(first.shape)
+            continue
+        wide = np.stack(values).astype(float)
+        middle = np.median(wide, axis=0)
+        apart = np.abs(wide - middle).reshape(len(values), -1).max(axis=1, initial=0)
+        alike = np.sum(apart <= _ALIKE * (1 + np.abs(middle).max(initial=0)))
+        some_lie = len(values) / 2 < alike < len(values)
+        mean = middle if robust or some_lie else np.tensordot(shares, wide, 1)
+        means[name] = mean.astype(first.dtype)
     return means

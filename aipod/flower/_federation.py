@@ -68,12 +68,16 @@ class Federation:
         if not self.folder.exists():
             private_folder(self.folder)
         (self.folder / _RECORD).unlink(missing_ok=True)
-        port = _free_port()
-        self._note(port=port, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[])
+        port, door = _free_port(), _free_port()
+        self._note(
+            port=port, door=door, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[]
+        )
         try:
             if tls:
                 make_certificates(self.folder / "certificates")
             self.start_link()
+            if tls:
+                self.start_door()
             say(f"SuperLink on 127.0.0.1:{port}" + (", TLS" if tls else ", without encryption"))
             for index in range(nodes):
                 if tls:
@@ -165,6 +169,19 @@ class Federation:
         self._wait_for_health(process, port, tls)
         return process
 
+    def start_door(self) -> Process:
+        """Starts the door through which nodes come: it leads to their part of the SuperLink."""
+        noted, certificates = self._noted(), self.folder / "certificates"
+        return self._start(
+            "door",
+            "aipod",
+            *("federation", "door", "--listen", f"127.0.0.1:{noted['door']}"),
+            *("--link", f"127.0.0.1:{noted['port']}"),
+            *("--certificate", str(certificates / "server.crt")),
+            *("--key", str(certificates / "server.key")),
+            *("--authority", str(certificates / "ca.crt")),
+        )
+
     def start_node(self, index: int, key: Path | None = None) -> Process:
         """Starts one SuperNode, or starts it again; `key` is a private key in place of its own."""
         noted = self._noted()
@@ -184,7 +201,7 @@ class Federation:
         return self._start(
             f"node-{index}",
             "flower-supernode",
-            *("--superlink", f"127.0.0.1:{noted['port']}"),
+            *("--superlink", f"127.0.0.1:{noted.get('door') if noted['tls'] else noted['port']}"),
             *("--port", str(_free_port()), "--node-config", node),
             *security,
         )

@@ -81,20 +81,24 @@ class Privacy:
 
     def check(self, solver: Alternating) -> None:
         """Raises `ValueError` unless everything that the solver's clients send is covered."""
-        lower, adjoint = solver.lower, solver.adjoint
-        if solver.upper.needs_moves:
-            raise ValueError(
-                "privacy needs upper_lr, or an upper_optimizer such as aipod.fading_adam(): the "
-                "numbers that find the pace of x would be sent without noise."
-            )
-        if not (lower.deferred and adjoint.deferred and solver.upper.sends_direction):
-            raise ValueError("privacy is for aipod.E3AiPOD alone: choose it, or leave privacy out.")
-        finds = adapts(lower.lr) or adapts(adjoint.lr)
-        if finds or getattr(adjoint, "damping", None) is None:
-            raise ValueError(
-                "privacy needs numbers for lower_lr, adjoint_lr and damping: those that are found "
-                "from the data would be sent without noise."
-            )
+        check_covered(solver, "privacy")
+
+
+def check_covered(solver: Alternating, what: str) -> None:
+    """Raises `ValueError` unless a solver's clients send three vectors and nothing else."""
+    lower, adjoint = solver.lower, solver.adjoint
+    if solver.upper.needs_moves:
+        raise ValueError(
+            f"{what} needs upper_lr, or an upper_optimizer such as aipod.fading_adam(): the "
+            "numbers that find the pace of x would be sent as they are."
+        )
+    if not (lower.deferred and adjoint.deferred and solver.upper.sends_direction):
+        raise ValueError(f"{what} is for aipod.E3AiPOD alone: choose it, or leave {what} out.")
+    if adapts(lower.lr) or adapts(adjoint.lr) or getattr(adjoint, "damping", None) is None:
+        raise ValueError(
+            f"{what} needs numbers for lower_lr, adjoint_lr and damping: those that are found from "
+            "the data would be sent as they are."
+        )
 
 
 def with_floor(asked: Privacy | None, node: Mapping[str, Any]) -> Privacy | None:

@@ -45,6 +45,7 @@ class Terms:
     - `nodes`: the id of each client's node, in the order of their indices; None to believe them.
     - `average`: a robust average in place of the mean.
     - `cut`: messages may be so many times as far from the others as the median one.
+    - `secure`: whether the server asks for sums over clients that hide each client's vectors.
     - `poll`: seconds between two looks at the post.
     """
 
@@ -60,6 +61,7 @@ class Terms:
     nodes: tuple[int, ...] | None = None
     average: AbstractAverage | None = None
     cut: float = 100.0
+    secure: bool = False
     poll: float = 0.2
 
     def __post_init__(self) -> None:
@@ -72,6 +74,11 @@ class Terms:
                 raise ValueError(f"{name} must be positive, seconds, got {getattr(self, name)}.")
         if not 1 <= self.weight_ratio < float("inf"):
             raise ValueError(f"weight_ratio must be at least 1, got {self.weight_ratio}.")
+        if self.secure and self.average is not None:
+            raise ValueError(
+                "a robust average needs to see every vector, which secure sums hide: leave average "
+                "or secure out."
+            )
         if not self.cut >= 1:
             raise ValueError(f"cut must be at least 1, got {self.cut}.")
         if self.nodes is not None:
@@ -130,6 +137,7 @@ class Hello:
 
     - `index`, `clients`, `weight`: which client it is, of how many, and how much it counts.
     - `step`, `exchange`: how far its own state is; -1 when it has none.
+    - `key`: with secure sums, its public key.
     """
 
     node: int
@@ -138,3 +146,4 @@ class Hello:
     weight: float
     step: int
     exchange: int
+    key: bytes = b""

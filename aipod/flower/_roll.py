@@ -30,6 +30,7 @@ class Roll:
     """The nodes of one run.
 
     - `members`: the clients that take part now, and the node of each.
+    - `keys`: with secure sums, the public keys of clients that take part or did.
     - `arrived`: clients whose greeting was accepted, and that do not take part yet.
     """
 
@@ -38,6 +39,7 @@ class Roll:
     ) -> None:
         self.members: dict[int, int] = {}
         self.arrived: dict[int, Hello] = {}
+        self.keys: dict[int, bytes] = {}
         self._post, self._terms, self._progress = post, terms, progress
         self._digest, self._log = digest, log
         self._greeted: dict[str, tuple[int, float]] = {}
@@ -87,7 +89,7 @@ class Roll:
         busy |= {hello.node for hello in self.arrived.values()} | set(self._refused)
         busy |= {node for node, until in self._later.items() if until > now}
         strangers = [node for node in reachable if node not in busy]
-        hello = Parcel({"action": "hello", "run": self._progress.run})
+        hello = Parcel({"action": "hello", "run": self._progress.run, "secure": self._terms.secure})
         tickets = self._post.send(dict.fromkeys(strangers, hello), timeout)
         self._greeted |= {ticket: (node, now) for node, ticket in tickets.items()}
 
@@ -114,6 +116,8 @@ class Roll:
     def _check(self, hello: Hello) -> None:
         """Raises unless what a client says agrees with what is already fixed."""
         progress, nodes = self._progress, self._terms.nodes
+        if self._terms.secure and not hello.key:
+            raise BadReplyError("it has no key for secure sums: has it an older aipod?")
         if nodes is not None and hello.node not in nodes:
             raise BadReplyError("the run configuration's nodes do not name it")
         if nodes is not None and nodes[hello.index : hello.index + 1] != (hello.node,):
@@ -194,6 +198,7 @@ class Roll:
         self._later.clear()
 
     def join(self, hello: Hello) -> None:
+        self.keys[hello.index] = hello.key
         self.members[hello.index] = self._owners[hello.index] = hello.node
         self.arrived.pop(hello.index)
         self._progress.weights.setdefault(hello.index, hello.weight)
