@@ -172,7 +172,7 @@ class Federation:
     def start_door(self) -> Process:
         """Starts the door through which nodes come: it leads to their part of the SuperLink."""
         noted, certificates = self._noted(), self.folder / "certificates"
-        return self._start(
+        process = self._start(
             "door",
             "aipod",
             *("federation", "door", "--listen", f"127.0.0.1:{noted['door']}"),
@@ -181,6 +181,8 @@ class Federation:
             *("--key", str(certificates / "server.key")),
             *("--authority", str(certificates / "ca.crt")),
         )
+        self._wait_for_health(process, noted["door"], tls=True)
+        return process
 
     def start_node(self, index: int, key: Path | None = None) -> Process:
         """Starts one SuperNode, or starts it again; `key` is a private key in place of its own."""
@@ -238,11 +240,12 @@ class Federation:
                 with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
                     if reply.status == 200:
                         return
+            except urllib.error.HTTPError:
+                return  # the door answers, and says that this is not for nodes
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)
-        raise ValueError(
-            f"the SuperLink did not become ready: read {self.folder / (process.name + '.log')}."
-        )
+        log = self.folder / f"{process.name}.log"
+        raise ValueError(f"the process {process.name} did not become ready: read {log}.")
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
