@@ -71,6 +71,14 @@ def covered(sent: Any, known: Any, clip: jax.Array, deviation: jax.Array, key: A
 class Terms(eqx.Module):
     clip: jax.Array
     deviation: jax.Array
+    corrected: bool = eqx.field(static=True)
+
+
+def _kept(state: Any, terms: Terms) -> Any:
+    if terms.corrected:
+        return state
+    zeros = jax.tree.map(jnp.zeros_like, state.correction)
+    return dataclasses.replace(state, correction=zeros)
 
 
 class Kept(eqx.Module):
@@ -110,7 +118,7 @@ class PrivateLower(AbstractLower):
         key = jax.random.fold_in(turn.key, 101)
         sent = covered(turn.y, state.start, self.terms.clip, self.terms.deviation, key)
         y, inner = self.inner.settle(turn._replace(y=sent), state.inner)
-        return y, Kept(inner, y)
+        return y, Kept(_kept(inner, self.terms), y)
 
 
 class PrivateAdjoint(AbstractAdjoint):
@@ -149,7 +157,7 @@ class PrivateAdjoint(AbstractAdjoint):
         key = jax.random.fold_in(turn.key, 102)
         sent = covered(state.inner.u, state.start, self.terms.clip, self.terms.deviation, key)
         inner = self.inner.settle(turn, dataclasses.replace(state.inner, u=sent))
-        return Kept(inner, inner.u)
+        return Kept(_kept(inner, self.terms), inner.u)
 
 
 class PrivateMean(AbstractAgreement):
@@ -193,7 +201,8 @@ def private_run(arguments: argparse.Namespace, epsilon: float | None, where: str
         )
     clip = arguments.clip
     # Without noise nothing is cut either.
-    terms = Terms(jnp.asarray(clip if noise else jnp.inf), jnp.asarray(noise * clip))
+    cut = jnp.asarray(clip if noise else jnp.inf)
+    terms = Terms(cut, jnp.asarray(noise * clip), arguments.corrections)
     solver = Alternating(
         lower=PrivateLower(OneRound(lr=arguments.lower_lr, steps=arguments.lower_steps), terms),
         adjoint=PrivateAdjoint(OneRoundAdjoint(2, arguments.lower_lr, 0.0), terms),
@@ -313,6 +322,7 @@ def main() -> None:
     parser.add_argument("--lower-lr", type=float, default=0.05)
     parser.add_argument("--lower-steps", type=int, default=20)
     parser.add_argument("--upper-lr", type=float, default=1e-3)
+    parser.add_argument("--corrections", action="store_true")
     parser.add_argument("--shares", default="0,0.1,0.2,0.3")
     parser.add_argument("--attacks", default="sign-flip,scaled,noise,little,label-flip")
     parser.add_argument("--out")

@@ -504,7 +504,7 @@ def test_compression_and_solvers_that_average_elsewhere_are_refused(ridge):
         worker.attempt(state, jax.random.key(0), worker.no_answers())
 
 
-def test_noise_hides_a_client_and_leaves_the_corrections_at_zero(ridge, tmp_path):
+def test_noise_hides_a_client_and_there_are_no_corrections(ridge, tmp_path):
     privacy = flower.Privacy(clip=0.05, noise=0.3)
     _, columns, _, error = serve(
         ridge, E3, tmp_path, {"outer-steps": 6}, record=both, privacy=privacy
@@ -513,10 +513,8 @@ def test_noise_hides_a_client_and_leaves_the_corrections_at_zero(ridge, tmp_path
     plain = serve(ridge, E3, tmp_path / "plain", {"outer-steps": 6}, record=both)[1]
     gap = np.abs(columns["history:y"][-1] - plain["history:y"][-1]).max()
     assert 1e-3 < gap < 1.0
-    weights = np.array([1.0, 2.0, 3.0]) / 6
     for part in corrections(tmp_path):
-        assert np.abs(part).max() > 1e-2
-        np.testing.assert_allclose(np.tensordot(weights, part, 1), 0, atol=1e-12)
+        assert not part.any()
     accounts = sorted((tmp_path / "states" / ".privacy").glob("client-*.json"))
     assert [json.loads(path.read_text())["releases"] for path in accounts] == [6] * CLIENTS
 
