@@ -24,6 +24,11 @@ class Model:
 
     - `x`, `y`: in the structure that was asked for, without a client axis.
     - `history`: the recorded columns; empty for a model file, which has none.
+
+    !!! example
+        ```python
+        model = aipod.flower.Model(jnp.zeros(3), jnp.zeros(2), aipod.History({}))
+        ```
     """
 
     x: PyTree

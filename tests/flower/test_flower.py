@@ -1,6 +1,7 @@
 """A federation on Flower is the simulation, message for message."""
 
 import dataclasses
+import inspect
 import io
 import json
 import shutil
@@ -204,6 +205,22 @@ def test_the_server_says_of_its_convergence_what_the_simulation_says(ridge, tmp_
         assert simulated.stationarity > 0
         for name in ("converged", "reason", "advice", "window", "convex"):
             assert getattr(said[-1], name) == getattr(simulated, name)
+
+
+@pytest.mark.parametrize("make", [aipod.FedNest, aipod.FedAvg])
+def test_the_federated_rivals_run_too(ridge, tmp_path, make):
+    """The table of exchanges has them; FedAvg sends what it counts as two rounds at once."""
+    known = {"upper_lr": 0.05, "lower_lr": 0.1, "adjoint_lr": 0.1, "lower_steps": 1}
+    known |= {"adjoint_steps": 1}
+    solver = make(**{k: v for k, v in known.items() if k in inspect.signature(make).parameters})
+    simulated = aipod.solve(
+        *(ridge[0], solver, *ridge[1:], 2), key=jax.random.key(SEED), record=both, every=1
+    )
+    _, columns, words, error = serve(ridge, solver, tmp_path, {"outer-steps": 2}, record=both)
+    assert error is None
+    np.testing.assert_allclose(columns["history:x"], simulated.history["x"], atol=1e-12)
+    expected = {aipod.FedAvg: 2, aipod.FedNest: simulated.ledger.rounds + 2}
+    assert words["progress"]["rounds"] == expected[make]
 
 
 class Scripted(Consensus):
