@@ -100,9 +100,9 @@ def lead(
         "starting point": digest_arrays(shared.items()),
         "seed": str(terms.seed),
     }
-    described = start.prepared or describe(
-        start.name, solver, terms, start.record, start.x0, start.y0
-    )
+    described = start.prepared
+    if described is None and places.run is not None:
+        described = describe(start.name, solver, terms, start.record, start.x0, start.y0)
     folder = _folder(described, places)
     book = Book(empty_problem(), solver, state, start.record, places.checkpoints, identity, traffic)
     progress = book.load() if places.resume else None
@@ -113,7 +113,7 @@ def lead(
         log(f"goes on with run {progress.run} after {progress.exchange} exchanges")
 
     def write(solution: Solution) -> None:
-        if folder is None:
+        if folder is None or described is None:
             return
         # The server learns from its clients how many there are.
         run = described.describe(progress.clients or None)
@@ -168,8 +168,8 @@ def lead(
     return finish(Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)")
 
 
-def _folder(described: Describable, places: Places) -> RunFolder | None:
-    if places.run is None:
+def _folder(described: Describable | None, places: Places) -> RunFolder | None:
+    if places.run is None or described is None:
         return None
     folder = RunFolder(places.run)
     if not places.resume:
