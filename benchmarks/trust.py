@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--clip", type=float, default=0.1)
+    parser.add_argument("--clip", type=float, default=0.3)
     parser.add_argument("--lower-lr", type=float, default=0.05)
     parser.add_argument("--lower-steps", type=int, default=20)
     parser.add_argument("--upper-lr", type=float, default=1e-3)
