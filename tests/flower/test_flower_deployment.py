@@ -121,7 +121,7 @@ def simulated(folder):
 def newest(folder):
     """The leaves of x and y of the newest checkpoint, as means over clients."""
     with np.load(max(folder.glob("step-*.npz")), allow_pickle=False) as archive:
-        leaves = [archive[f"state:{index:05d}"] for index in range(4)]
+        leaves = [archive[f"state:.{letter}[{part}]"] for letter in "xy" for part in range(2)]
     return [leaf.mean(axis=0) for leaf in leaves]
 
 
