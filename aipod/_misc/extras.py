@@ -12,8 +12,8 @@ from aipod._misc.version import DISTRIBUTION
 # The modules beyond the core dependencies that the source imports, and the extra of each.
 EXTRA_OF = {
     "cryptography": "flower",
-    "dp_accounting": "flower",
     "flwr": "flower",
+    "httpx": "flower",
     "matplotlib": "experiments",
     "pandas": "tables",
     "plotly": "experiments",
@@ -21,8 +21,10 @@ EXTRA_OF = {
     "pyarrow": "tables",
     "rich": "experiments",
     "sklearn": "experiments",
+    "starlette": "flower",
     "tensorboardX": "tensorboard",
     "typer": "experiments",
+    "uvicorn": "flower",
 }
 
 

@@ -33,6 +33,11 @@ aipod check my_module:problem
 aipod check folder/my_file.py:make_problem"""
 
 _UP = "Start one SuperLink and some SuperNodes, and say how to run an app on them."
+_NEW = "Write a complete app to begin with, and print the two commands that run it."
+_RUN = "Run an app on a federation of this machine, wait for its end, and write the report."
+_DOOR = """Let nodes reach a SuperLink of this machine, and let nobody else in.
+
+It passes on what nodes ask for; apps are submitted and keys registered on this machine alone."""
 _DOWN = "End exactly the processes that `up` started."
 
 _Dir = Annotated[
@@ -79,7 +84,8 @@ def add_verbs(app: typer.Typer, experiment: str | None) -> None:
     )
     federation = typer.Typer(
         help="A federation on Flower, all of it on this machine, for trying out.",
-        epilog="Examples:\n\naipod federation up --nodes 3 --tls\n\naipod federation down",
+        epilog="Examples:\n\naipod federation new my-app\n\naipod federation up --nodes 3 --tls\n\n"
+        "aipod federation run my-app\n\naipod federation down",
     )
     up = {
         "nodes": _options.whole("How many SuperNodes, one for each client."),
@@ -89,8 +95,30 @@ def add_verbs(app: typer.Typer, experiment: str | None) -> None:
         "folder": _Dir,
     }
     here = Path("federation")
+    name = {"app": Annotated[Path, typer.Argument(help="The folder of the app, to be made.")]}
+    federation.command("new", help=_NEW)(function_of(_new, name, app=inspect.Parameter.empty))
+    run = {
+        "app": Annotated[Path, typer.Argument(help="The folder of the app.")],
+        "folder": Annotated[
+            Path | None,
+            typer.Option("--dir", metavar="PATH", help="The federation; in the app by default."),
+        ],
+        "out": _options.folder("The run folder; runs/ and the time in the app by default."),
+    }
+    federation.command("run", help=_RUN)(function_of(_run_app, run, app=inspect.Parameter.empty))
     federation.command("up", help=_UP)(function_of(_up, up, nodes=3, folder=here))
     federation.command("down", help=_DOWN)(function_of(_down, {"folder": _Dir}, folder=here))
+    door = {
+        "listen": _text("--listen", "HOST:PORT", "Where nodes come to, such as 0.0.0.0:9443."),
+        "link": _text("--link", "HOST:PORT", "The SuperLink, on this machine: 127.0.0.1:8000."),
+        "certificate": _path("--certificate", "The certificate that nodes see."),
+        "key": _path("--key", "Its private key."),
+        "authority": _path("--authority", "What the SuperLink's certificate is checked against."),
+    }
+    missing = inspect.Parameter.empty
+    federation.command("door", help=_DOOR)(
+        function_of(_door, door, listen=missing, link=missing, certificate=missing, key=missing)
+    )
     app.add_typer(federation, name="federation")
 
 
@@ -113,6 +141,35 @@ def _check(values: dict[str, Any]) -> int:
 
     own = {name: values.pop(name) for name in ("target", "seed", "x64", "as_json")}
     return _check.check(options=given_options(values), **own)
+
+
+def _text(name: str, metavar: str, help: str) -> Any:
+    return Annotated[str, typer.Option(name, metavar=metavar, help=help)]
+
+
+def _path(name: str, help: str) -> Any:
+    return Annotated[Path, typer.Option(name, metavar="PATH", help=help)]
+
+
+def _door(values: dict[str, Any]) -> int:
+    from aipod.cli import _federation
+
+    _federation.door(**values)
+    return 0
+
+
+def _new(values: dict[str, Any]) -> int:
+    from aipod.cli import _federation
+
+    _federation.new(**values)
+    return 0
+
+
+def _run_app(values: dict[str, Any]) -> int:
+    from aipod.cli import _federation
+
+    _federation.run(values["app"], folder=values["folder"], out_dir=values["out"])
+    return 0
 
 
 def _up(values: dict[str, Any]) -> int:

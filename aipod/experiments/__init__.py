@@ -24,6 +24,7 @@ SUMMARIES = {
     "data, its classifier on training data",
     "loss-tuning": "the paper's Figure 3: clients with few examples of some classes tune the loss "
     "they train with",
+    "byzantine": "the same clients, some of which lie, and averages that few of them cannot move",
     "portfolio": "weights of 20 shares whose factor exposures are chosen to be calm in later years",
     "transport": "the hidden cost of journeys, learned from who works where by optimal transport",
     "cleaning": "wrong labels among the digits, found by weighing examples on clean data",

@@ -7,6 +7,8 @@ clients. `docs/flower.md` says how to operate a federation.
 from aipod._misc.extras import install as _install
 from aipod.flower._local import Client as Client
 from aipod.flower._local import client_of as client_of
+from aipod.flower._model import Model as Model
+from aipod.flower._model import load as load
 from aipod.flower._privacy import Privacy as Privacy
 from aipod.flower._server import Start as Start
 

@@ -13,13 +13,16 @@ from flwr.serverapp import Grid, ServerApp
 
 from aipod._misc.files import private_folder
 from aipod.algorithms import Alternating
+from aipod.flower._averages import average_of
 from aipod.flower._client import Session
+from aipod.flower._gate import failure
 from aipod.flower._local import Client
-from aipod.flower._parcel import Parcel
 from aipod.flower._post import EXCHANGE, HELLO, GridPost, received, reply_to
-from aipod.flower._privacy import Privacy
+from aipod.flower._privacy import Privacy, with_floor
 from aipod.flower._progress import Terms
 from aipod.flower._server import Places, Start, lead
+from aipod.flower._sums import Wish
+from aipod.solving import Solution
 
 Solver = Alternating | Callable[[Context], Alternating]
 
@@ -42,7 +45,9 @@ def make_client_app(
 
     - `load_client`: context -> `Client`, the losses and the data of this node.
     - `solver`: a solver, or context -> solver; the same as the server's.
-    - `privacy`: context -> `Privacy`, or None to send everything as it is.
+    - `privacy`: context -> `Privacy`, or None to send everything as it is. The node configuration
+        can make it stricter, and nothing can make it laxer than that: `privacy-noise`,
+        `privacy-clip`, `privacy-epsilon`, `privacy-delta`.
     - `cache`: keep compiled programs on disk, since Flower starts a process for every message.
 
     !!! example
@@ -54,20 +59,27 @@ def make_client_app(
     sessions: dict[tuple[int, int], Session] = {}
 
     def reply(message: Message, context: Context) -> Message:
+        place = (context.run_id, context.node_id)
         try:
-            place = (context.run_id, context.node_id)
             if place not in sessions:
                 folder = _state_folder(context)
                 if cache:
                     _keep_programs(folder / "programs")
+                wanted = with_floor(privacy(context), context.node_config)
                 sessions[place] = Session(
-                    load_client(context), _made(solver, context), folder, privacy(context)
+                    load_client(context),
+                    _made(solver, context),
+                    folder,
+                    wanted,
+                    Wish.of(context.node_config),
                 )
             answer = sessions[place].handle(received(message))
         except Exception as error:
             # The text of an exception may hold data. It stays here; Flower would send it.
             _log.error("aipod: %s", error, exc_info=True)
-            answer = Parcel({"error": type(error).__name__})
+            known = sessions.get(place)
+            floor = any(str(name).startswith("privacy") for name in context.node_config)
+            answer = failure(error, floor or (known is not None and known.gate.private))
         return reply_to(message, answer)
 
     app.train(EXCHANGE)(reply)
@@ -75,17 +87,25 @@ def make_client_app(
     return app
 
 
-def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> ServerApp:
+def make_server_app(
+    solver: Solver,
+    load_start: Callable[[Context], Start],
+    *,
+    on_finish: Callable[[Solution], object] = lambda solution: None,
+) -> ServerApp:
     """The ServerApp of a federation. It leads the run, and never sees data.
 
     Run configuration: `outer-steps`, `every`, `seed`, `min-nodes` (0 for all), `round-timeout` and
-    `wait` (seconds), `clients`, `weights` (numbers with commas between), `weight-ratio`, `run-dir`,
-    `checkpoint-dir`, `resume-from`; see docs/flower.md.
+    `wait` (seconds), `clients`, `weights` and `nodes` (numbers with commas between),
+    `weight-ratio`, `average`, `cut`, `secure`, `run-dir`, `checkpoint-dir`, `resume-from`; see
+    docs/flower.md.
 
     **Arguments:**
 
     - `solver`: a solver, or context -> solver.
     - `load_start`: context -> `Start`, the starting point and what to measure.
+    - `on_finish`: called on the `Solution` when the run has ended, however that was, and everything
+        is saved. Its x and y have a client axis of length 1.
 
     !!! example
         ```python
@@ -96,7 +116,7 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        terms, places = settings(context.run_config)
+        terms, places = settings(context.run_config, context.run_id)
         post = GridPost(grid)
         solution = lead(
             post,
@@ -107,13 +127,14 @@ def make_server_app(solver: Solver, load_start: Callable[[Context], Start]) -> S
             traffic=lambda: (post.up, post.down, post.aside),
             log=lambda line: _log.info("aipod: %s", line),
         )
+        on_finish(solution)
         if solution.result.name != "completed":
             raise RuntimeError(solution.message)
 
     return app
 
 
-def settings(config: Any) -> tuple[Terms, Places]:
+def settings(config: Any, run: int) -> tuple[Terms, Places]:
     """The run that a run configuration describes; `ValueError` when it makes no sense."""
     if "outer-steps" not in config:
         raise ValueError("the run configuration lacks outer-steps, how many outer steps to make.")
@@ -134,19 +155,31 @@ def settings(config: Any) -> tuple[Terms, Places]:
         round_timeout=number("round-timeout", defaults.round_timeout, float),
         wait=number("wait", defaults.wait, float),
         clients=number("clients", 0, int) or None,
-        weights=_weights(config.get("weights", "")),
+        weights=_numbers(config, "weights", float),
         weight_ratio=number("weight-ratio", defaults.weight_ratio, float),
+        nodes=_numbers(config, "nodes", int),
+        average=average_of(str(config.get("average", ""))),
+        cut=number("cut", defaults.cut, float),
+        secure=_flag(config, "secure"),
     )
     paths = [str(config.get(name, "")) for name in ("run-dir", "checkpoint-dir", "resume-from")]
-    return terms, Places.of(*paths)
+    return terms, Places.of(*(path.replace("{run-id}", str(run)) for path in paths))
 
 
-def _weights(text: Any) -> tuple[float, ...] | None:
+def _flag(config: Any, name: str) -> bool:
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"run configuration: {name} must be true or false, got {value!r}.")
+    return value
+
+
+def _numbers(config: Any, name: str, kind: type) -> tuple[Any, ...] | None:
+    text = str(config.get(name, ""))
     try:
-        return tuple(map(float, str(text).split(","))) if str(text).strip() else None
+        return tuple(map(kind, text.split(","))) if text.strip() else None
     except ValueError:
         raise ValueError(
-            f"run configuration: weights must be numbers with commas between, got {text!r}."
+            f"run configuration: {name} must be numbers with commas between, got {text!r}."
         ) from None
 
 

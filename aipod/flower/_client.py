@@ -1,8 +1,10 @@
 """A client's answer to one request, and what it keeps on disk between two requests."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,11 +14,15 @@ from jaxtyping import PRNGKeyArray
 from aipod._misc.digest import digest_text
 from aipod._misc.files import narrow_files, private_folder
 from aipod.algorithms import Alternating, State
+from aipod.flower._gate import AbstractGate, Draft, Gate, LostStateError, Release
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
-from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables, ready
+from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables
+from aipod.flower._masks import as_bytes
 from aipod.flower._parcel import Parcel, Word
-from aipod.flower._parts import forget_own, model_leaves, shared_leaves, with_shared
-from aipod.flower._privacy import Guard, Privacy
+from aipod.flower._parts import forget_own, with_shared
+from aipod.flower._privacy import Privacy
+from aipod.flower._private import PrivateGate
+from aipod.flower._sums import Sums, Wish, long_key
 from aipod.solving import Checkpoints
 
 
@@ -26,56 +32,95 @@ def solver_digest(solver: Alternating) -> str:
     return digest_text(text, digits=16, keep_at=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What a client keeps between two requests.
+
+    - `exchange`: the number of the exchange that it answered last.
+    - `release`: what left it last, with privacy.
+    """
+
+    state: State
+    answers: Tables
+    exchange: int
+    release: Release | None
+
+
 class Session:
     """One client of one federation, with its folder on disk.
 
     Everything that the next request needs is written before a reply leaves. So the process may end
-    after any message, and a crash loses at most the reply.
+    after any message, and a crash loses at most the reply. Replies are made by the gate alone.
     """
 
     def __init__(
-        self, client: Client, solver: Alternating, folder: Path, privacy: Privacy | None = None
+        self,
+        client: Client,
+        solver: Alternating,
+        folder: Path,
+        privacy: Privacy | None = None,
+        wish: Wish | None = None,
     ) -> None:
         self.client, self.solver, self.folder = client, solver, folder
-        self._privacy = privacy
-        self._guard: Guard | None = None
-        if privacy is not None:
-            privacy.check(solver)
+        self._privacy, self._wish = privacy, wish or Wish()
+        self.gate = self._gate(secure=self._wish.demanded)
         self._start = initial_state(solver, client.x, client.y)
         problem = client.problem()
         problem.check(self._start.x, self._start.y)
         self._worker = Worker(solver, problem, self._start)
 
+    def _gate(self, *, secure: bool) -> AbstractGate:
+        if self._privacy is None:
+            return Gate(self.solver, secure)
+        # Less noise than for a message alone needs the owner's word, and not the server's, that so
+        # many honest clients add theirs.
+        honest = (self._wish.least if self._wish.demanded else 1) if secure else None
+        return PrivateGate(self.solver, self._privacy, self.folder, int(self.client.index), honest)
+
     def handle(self, request: Parcel) -> Parcel:
         """The reply to one request."""
+        secure = bool(request.words.get("secure"))
+        if self._wish.demanded and not secure:
+            raise ValueError(
+                "this node lets vectors out in secure sums alone: set secure=true in the run "
+                "configuration."
+            )
+        if secure != self.gate.secure:
+            self.gate = self._gate(secure=secure)
         run = str(request.words["run"])
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
             raise ValueError(f"{run!r} is not the name of a run: use letters, digits, - and _.")
         place = private_folder(private_folder(self.folder / run) / f"client-{self.client.index}")
         store = Checkpoints(place, {"run": run, "solver": solver_digest(self.solver)})
+        sums = None
+        if secure:
+            key = long_key(self.folder, int(self.client.index))
+            sums = Sums(place, run, int(self.client.index), key, self._wish)
         if "turn" not in request.words:
-            return self._hello(store)
-        if self._privacy is not None:
-            self._guard = Guard(self._privacy, self.solver, place)
+            return self._hello(store, sums)
         try:
+            if sums is not None and "phase" in request.words:
+                return self._sum(store, request, sums)
             return self._exchange(store, request)
         finally:
             narrow_files(place)
 
-    def _hello(self, store: Checkpoints) -> Parcel:
+    def _hello(self, store: Checkpoints, sums: Sums | None) -> Parcel:
         found = self._load(store)
-        return Parcel(
-            {
+        key: dict[str, Word] = {} if sums is None else {"key": sums.public.hex()}
+        return self.gate.greeting(
+            key
+            | {
                 "index": int(self.client.index),
                 "clients": int(self.client.clients),
                 "weight": float(self.client.weight),
                 "solver": solver_digest(self.solver),
-                "step": -1 if found is None else int(found[0].step),
-                "exchange": -1 if found is None else found[2],
+                "step": -1 if found is None else int(found.state.step),
+                "exchange": -1 if found is None else found.exchange,
             }
         )
 
-    def _load(self, store: Checkpoints) -> tuple[State, Tables, int] | None:
+    def _load(self, store: Checkpoints) -> _Kept | None:
         found = store.load(self._start)
         if found is None:
             return None
@@ -83,58 +128,85 @@ class Session:
         answers = {
             name: Table(columns[f"{name} values"], columns[f"{name} words"]) for name in TABLES
         }
-        return state, answers, int(extra["exchange"])
+        release = None
+        if extra.get("release"):
+            sent = {n.removeprefix("sent "): v for n, v in columns.items() if n.startswith("sent ")}
+            step, digest = extra["release"]
+            release = Release(int(step), str(digest), sent)
+        return _Kept(state, answers, int(extra["exchange"]), release)
 
-    def _save(self, store: Checkpoints, state: State, answers: Tables, exchange: int) -> None:
+    def _save(self, store: Checkpoints, kept: _Kept) -> None:
         columns = {}
-        for name, table in answers.items():
+        for name, table in kept.answers.items():
             columns[f"{name} values"] = np.asarray(table.values)
             columns[f"{name} words"] = np.asarray(table.words)
-        store.save(state, columns, {"exchange": exchange})
+        extra: dict[str, Any] = {"exchange": kept.exchange}
+        if kept.release is not None:
+            columns |= {f"sent {name}": value for name, value in kept.release.values.items()}
+            extra["release"] = [kept.release.step, kept.release.digest]
+        store.save(kept.state, columns, extra)
 
     def _exchange(self, store: Checkpoints, request: Parcel) -> Parcel:
         words = request.words
+        self._worker.robust = bool(words.get("robust"))
         key = jax.random.key(int(words["seed"]))
         found = self._load(store)
         shared = request.group("shared")
         if found is None and not shared:
-            return Parcel({"error": "it has lost its state"})
-        state, answers, _ = found or (self._start, self._worker.no_answers(), -1)
+            raise LostStateError("this client has no state of this run, and was sent none.")
+        kept = found or _Kept(self._start, self._worker.no_answers(), -1, None)
+        state, answers = kept.state, kept.answers
         if int(state.step) == int(words["step"]):
             answers = _merged(answers, request.group("answer"))
             if words.get("leave"):
+                self.gate.check_leave(bool(shared))
                 # Later rounds went on without this client, so its corrections stay as they are.
                 heard = any(table.words.any() for table in answers.values())
                 new, asked, *_ = self._worker.attempt(state, key, without_the_rest(answers))
-                if self._guard is not None and heard:
-                    new = self._guard.settled(state, new, asked)
+                if heard:
+                    new = self.gate.settled(state, new, asked, kept.release)
                 state, answers = new, self._worker.no_answers()
         if shared:
             state, answers = with_shared(self.solver, state, shared), self._worker.no_answers()
         if words.get("reset"):
             state, answers = forget_own(self.solver, state), self._worker.no_answers()
-        return self._go_on(store, words, key, state, answers)
+        kept = _Kept(state, answers, int(words["turn"]), kept.release)
+        return self._go_on(store, words, key, kept)
+
+    def _sum(self, store: Checkpoints, request: Parcel, sums: Sums) -> Parcel:
+        """One of the three messages of a secure sum."""
+        words, number = request.words, int(request.words["sums"])
+        if words["phase"] == "seal":
+            peers = {int(i): as_bytes(key) for i, key in request.group("peer").items()}
+            return self.gate.sealed(sums.begin(number, peers))
+        if words["phase"] == "shares":
+            arrived = {int(index) for index in str(words["arrived"]).split(",")}
+            return self.gate.sealed(sums.shares(number, arrived))
+        kept = self._load(store)
+        if kept is None:
+            raise LostStateError("this client has no state of this run, and was sent none.")
+        key = jax.random.key(int(words["seed"]))
+        _, asked, used, answers = self._worker.attempt(kept.state, key, kept.answers)
+        draft = Draft(kept.state, {}, False, asked, used, answers, number)
+        release = self.gate.release(draft, kept.release)
+        self._save(store, dataclasses.replace(kept, answers=answers, release=release))
+        vectors = self.gate.vectors(draft, release)
+        masked = sums.masked(number, request.arrays, vectors)
+        return self.gate.sealed({f"masked:{name}": part for name, part in masked.items()})
 
     def _go_on(
-        self,
-        store: Checkpoints,
-        words: Mapping[str, Word],
-        key: PRNGKeyArray,
-        state: State,
-        answers: Tables,
+        self, store: Checkpoints, words: Mapping[str, Word], key: PRNGKeyArray, kept: _Kept
     ) -> Parcel:
         """Makes outer steps as far as the answers reach, and replies with the next questions."""
-        arrays: dict[str, np.ndarray] = {}
-        asked, last = None, int(words["last"])
+        state, answers, release = kept.state, kept.answers, kept.release
+        models: dict[int, State] = {}
+        asked, used, last = None, dict.fromkeys(TABLES, 0), int(words["last"])
         pausing = False
 
         def report() -> None:
             step = int(state.step)
             if step % int(words["every"]) == 0 or step == last:
-                # What a client's adjoint has seen was never covered by noise: it stays here.
-                shown = state if self._guard is None else forget_own(self.solver, state)
-                model = model_leaves(self.solver, state, shown.watch)
-                arrays.update({f"model@{step}:{name}": leaf for name, leaf in model.items()})
+                models[step] = state
 
         if 0 <= int(words["step"]) < int(state.step):
             # The client has used these answers before, and its reply did not reach the server.
@@ -146,21 +218,13 @@ class Session:
             new, asked, used, answers = self._worker.attempt(state, key, answers)
             if not complete(used, answers):
                 break
-            if self._guard is not None:
-                new = self._guard.settled(state, new, asked)
+            new = self.gate.settled(state, new, asked, release)
             state, answers, asked = new, self._worker.no_answers(), None
             report()
-        self._save(store, state, answers, int(words["turn"]))
-        if pausing:
-            arrays |= {
-                f"shared:{name}": leaf for name, leaf in shared_leaves(self.solver, state).items()
-            }
-        if asked is not None:
-            open_questions = ready(asked, used, answers)
-            if self._guard is not None:
-                open_questions = self._guard.protected(state, open_questions)
-            arrays |= _questions(open_questions)
-        return Parcel({"step": int(state.step)}, arrays)
+        draft = Draft(state, models, pausing, asked, used, answers)
+        release = self.gate.release(draft, release)
+        self._save(store, _Kept(state, answers, kept.exchange, release))
+        return self.gate.reply(draft, release)
 
 
 def _merged(answers: Tables, given: dict[str, np.ndarray]) -> Tables:
@@ -178,12 +242,3 @@ def _merged(answers: Tables, given: dict[str, np.ndarray]) -> Tables:
         values[index], words[index] = value, KNOWN
         merged[table] = Table(values, words)
     return merged
-
-
-def _questions(tables: Tables) -> dict[str, np.ndarray]:
-    """The questions as arrays named `asked:table.row.kind`."""
-    return {
-        f"asked:{name}.{row}.{int(table.words[row])}": table.values[row]
-        for name, table in tables.items()
-        for row in np.flatnonzero(table.words)
-    }

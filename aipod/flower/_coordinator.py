@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aipod.flower import _requests
+from aipod.flower._averages import Cuts
 from aipod.flower._combine import combine, mean_of
 from aipod.flower._exchange import Exchanges, Replies
 from aipod.flower._progress import (
@@ -23,6 +24,7 @@ from aipod.flower._progress import (
 )
 from aipod.flower._reply import Expected
 from aipod.flower._roll import Roll
+from aipod.flower._unmask import SecureRounds
 
 # Seconds between two looks for clients that have come back.
 _LOOK = 1.0
@@ -53,9 +55,11 @@ class Coordinator:
     ) -> None:
         self.terms, self.progress, self._start = terms, progress, start
         self._save, self._record, self._log = save, record, log
+        self._cuts = Cuts(terms.cut, log)
         self._newest: set[str] = set(progress.answers)
         self._roll = roll = Roll(post, terms, progress, digest, log)
         self._exchanges = Exchanges(post, terms, progress, roll, expected, self._look, log)
+        self._sums = SecureRounds(self._exchanges, roll, terms, progress, expected)
 
     def run(self) -> None:
         """Until the last step is made; raises when there are too few clients, or divergence."""
@@ -67,7 +71,10 @@ class Coordinator:
             self._take_models(replies)
             if step >= self.terms.steps:
                 return
-            self._answer(replies, step)
+            if not self._answer(replies, step):
+                # Too few are left of a secure sum; those go on when others are back.
+                replies = {i: r for i, r in replies.items() if i in self._roll.members}
+                continue
             update = _requests.update(self.terms, self.progress, self._newest)
             replies = self._exchanges.send(dict.fromkeys(self._roll.members, update))
 
@@ -201,18 +208,31 @@ class Coordinator:
         # In the order of their indices: who replies first must not change the last digit.
         present = sorted(found)
         weights = [self.progress.weights[index] for index in present]
-        return mean_of([found[index] for index in present], weights)
+        models = [found[index] for index in present]
+        return mean_of(models, weights, robust=self.terms.average is not None)
 
     def _divergence(self, step: int) -> DivergedError:
         return DivergedError(
             f"diverged at outer step {step}: what the clients would have to average is NaN."
         )
 
-    def _answer(self, replies: Replies, step: int) -> None:
-        """Combines the questions of one outer step, and saves the answers before they leave."""
+    def _answer(self, replies: Replies, step: int) -> bool:
+        """Combines the questions of one outer step, and saves the answers before they leave.
+
+        Returns False when a secure sum has lost too many clients.
+        """
         progress = self.progress
         asked = {index: reply.asked for index, reply in replies.items() if reply.finite}
-        new = combine(asked, progress.weights, progress.clients) if asked else {}
+        average = self.terms.average
+        new: dict[str, np.ndarray] = {}
+        present = set(replies)
+        if asked and self.terms.secure:
+            found = self._sums.mean({index: set(names) for index, names in asked.items()})
+            if found is None:
+                return False
+            new, present = found
+        elif asked:
+            new = combine(self._cuts(asked), progress.weights, progress.clients, average)
         if not new:
             raise self._divergence(step + 1)
         if step != progress.step:
@@ -222,8 +242,13 @@ class Coordinator:
         self._newest = set(new)
         progress.exchange += 1
         progress.rounds += any(not name.startswith("number.") for name in new)
-        progress.counted |= set(replies)
-        for index in replies:
+        progress.counted |= present
+        for index in present:
             progress.owed.pop(index, None)
-            self._exchanges.absent.pop(index, None)
+            if index in self._roll.members:
+                self._exchanges.absent.pop(index, None)
+            else:
+                # It was counted, and went before the sum was known.
+                self._exchanges.owe(index)
         self._save()
+        return True

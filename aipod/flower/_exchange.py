@@ -7,6 +7,7 @@ it is greeted again. Nothing that it sends ends the run.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from aipod.flower._combine import majority
 from aipod.flower._parcel import Parcel
@@ -15,6 +16,7 @@ from aipod.flower._reply import BadReplyError, Expected, Reply
 from aipod.flower._roll import Roll
 
 Replies = dict[int, Reply]
+Read = TypeVar("Read")
 
 
 class Exchanges:
@@ -40,23 +42,32 @@ class Exchanges:
         self._post, self._terms, self._progress = post, terms, progress
         self._roll, self._expected, self._look, self._log = roll, expected, look, log
         for index in progress.counted - set(progress.owed):
-            self._owe(index)
+            self.owe(index)
 
     def send(self, parcels: Mapping[int, Parcel]) -> Replies:
         """The good replies that came in time; the other clients are absent from now on."""
+        last = max(self._terms.steps, self._progress.step + 1)
+        return self.ask(parcels, lambda index, parcel: self._expected.reply(parcel, last))
+
+    def ask(
+        self, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], Read]
+    ) -> dict[int, Read]:
+        """The same for any request; `read` raises `BadReplyError` for a bad reply."""
         nodes = {self._roll.members[index]: index for index in parcels}
         timeout = self._terms.round_timeout
         tickets = self._post.send({node: parcels[i] for node, i in nodes.items()}, timeout)
         waiting = {ticket: nodes[node] for node, ticket in tickets.items()}
         for index in set(parcels) - set(waiting.values()):
             self._drop(index, "its node cannot be reached")
-        replies: Replies = {}
+        replies: dict[int, Read] = {}
         deadline = time.monotonic() + timeout
         while waiting:
             for ticket, found in self._post.collect(list(waiting)).items():
                 index = waiting.pop(ticket)
                 try:
-                    replies[index] = self._checked(found)
+                    if isinstance(found, str):
+                        raise BadReplyError(found)
+                    replies[index] = read(index, found)
                 except BadReplyError as error:
                     self._drop(index, str(error))
             if waiting and time.monotonic() > deadline:
@@ -67,11 +78,6 @@ class Exchanges:
                 self._look()
                 time.sleep(self._terms.poll)
         return replies
-
-    def _checked(self, found: Parcel | str) -> Reply:
-        if isinstance(found, str):
-            raise BadReplyError(found)
-        return self._expected.reply(found, max(self._terms.steps, self._progress.step + 1))
 
     def agreeing(self, replies: Replies) -> Replies:
         """The replies of most clients, which are at one step and ask the same; others are absent.
@@ -102,9 +108,9 @@ class Exchanges:
         self._log(f"client {index} is absent: {reason}")
         self.absent[index] = reason
         self._roll.leave(index)
-        self._owe(index)
+        self.owe(index)
 
-    def _owe(self, index: int) -> None:
+    def owe(self, index: int) -> None:
         progress = self._progress
         if index not in progress.owed:
             progress.owed[index] = Owed(progress.step, progress.exchange, dict(progress.answers))

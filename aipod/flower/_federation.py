@@ -19,6 +19,7 @@ from pathlib import Path
 from aipod._misc.extras import install
 from aipod._misc.files import append_private, narrow, private_folder, write_text
 from aipod.flower._keys import make_certificates, make_node_key
+from aipod.flower._process import Process, began, marked
 
 _RECORD = "federation.json"
 # An environment variable of every process of a federation; what those start inherits it.
@@ -26,19 +27,6 @@ _MARK = "AIPOD_FEDERATION"
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 15.0
 CONNECTION = "aipod-local"
-
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """A process that we started: its id, and when it began, since ids are used again."""
-
-    name: str
-    pid: int
-    began: str
-
-    @property
-    def alive(self) -> bool:
-        return _began(self.pid) == self.began
 
 
 class Federation:
@@ -80,12 +68,16 @@ class Federation:
         if not self.folder.exists():
             private_folder(self.folder)
         (self.folder / _RECORD).unlink(missing_ok=True)
-        port = _free_port()
-        self._note(port=port, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[])
+        port, door = _free_port(), _free_port()
+        self._note(
+            port=port, door=door, tls=tls, nodes=nodes, mark=secrets.token_hex(8), processes=[]
+        )
         try:
             if tls:
                 make_certificates(self.folder / "certificates")
             self.start_link()
+            if tls:
+                self.start_door()
             say(f"SuperLink on 127.0.0.1:{port}" + (", TLS" if tls else ", without encryption"))
             for index in range(nodes):
                 if tls:
@@ -96,6 +88,19 @@ class Federation:
         except BaseException:
             self.down()
             raise
+
+    def run(self, app: Path, place: Path) -> None:
+        """Runs an app to its end, with `place` as its run folder; what it logs is shown."""
+        if not any(map(self._pids, self.processes())):
+            raise ValueError(
+                f"no federation is running from {self.folder}: start one with `aipod federation up "
+                f"--dir {self.folder}`."
+            )
+        config = f"run-dir={json.dumps(str(place))}"
+        command = [_beside_python("flwr"), "run", str(app), CONNECTION, "--stream"]
+        done = subprocess.run([*command, "--run-config", config], env=self.environment, check=False)
+        if done.returncode or not (place / "summary.json").is_file():
+            raise ValueError(f"the run did not begin: read {self.folder / 'link.log'}.")
 
     def down(self) -> list[str]:
         """Ends exactly the processes that `up` started and those they started; returns names."""
@@ -125,7 +130,7 @@ class Federation:
         in their environment, which they inherit.
         """
         mark = f"{_MARK}={self._noted()['mark']}/{process.name}".encode()
-        return sorted({*([process.pid] if process.alive else []), *_marked(mark)})
+        return sorted({*([process.pid] if process.alive else []), *marked(mark)})
 
     def processes(self) -> list[Process]:
         return [Process(**one) for one in self._noted().get("processes", [])]
@@ -164,6 +169,21 @@ class Federation:
         self._wait_for_health(process, port, tls)
         return process
 
+    def start_door(self) -> Process:
+        """Starts the door through which nodes come: it leads to their part of the SuperLink."""
+        noted, certificates = self._noted(), self.folder / "certificates"
+        process = self._start(
+            "door",
+            "aipod",
+            *("federation", "door", "--listen", f"127.0.0.1:{noted['door']}"),
+            *("--link", f"127.0.0.1:{noted['port']}"),
+            *("--certificate", str(certificates / "server.crt")),
+            *("--key", str(certificates / "server.key")),
+            *("--authority", str(certificates / "ca.crt")),
+        )
+        self._wait_for_health(process, noted["door"], tls=True)
+        return process
+
     def start_node(self, index: int, key: Path | None = None) -> Process:
         """Starts one SuperNode, or starts it again; `key` is a private key in place of its own."""
         noted = self._noted()
@@ -183,7 +203,7 @@ class Federation:
         return self._start(
             f"node-{index}",
             "flower-supernode",
-            *("--superlink", f"127.0.0.1:{noted['port']}"),
+            *("--superlink", f"127.0.0.1:{noted.get('door') if noted['tls'] else noted['port']}"),
             *("--port", str(_free_port()), "--node-config", node),
             *security,
         )
@@ -203,7 +223,7 @@ class Federation:
                 umask=0o077,
             )
         self._children.append(child)
-        process = Process(name, child.pid, _began(child.pid) or "")
+        process = Process(name, child.pid, began(child.pid) or "")
         noted = self._noted()
         others = [one for one in noted["processes"] if one["name"] != name]
         self._note(**(noted | {"processes": [*others, dataclasses.asdict(process)]}))
@@ -220,11 +240,12 @@ class Federation:
                 with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
                     if reply.status == 200:
                         return
+            except urllib.error.HTTPError:
+                return  # the door answers, and says that this is not for nodes
             except (urllib.error.URLError, OSError):
                 time.sleep(0.3)
-        raise ValueError(
-            f"the SuperLink did not become ready: read {self.folder / (process.name + '.log')}."
-        )
+        log = self.folder / f"{process.name}.log"
+        raise ValueError(f"the process {process.name} did not become ready: read {log}.")
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -261,28 +282,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _began(pid: int) -> str | None:
-    """When a process began, as the system writes it; None when there is no such process."""
-    try:
-        if os.path.isdir("/proc/self"):
-            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return None if after_name[0] == "Z" else after_name[19]
-        listed = subprocess.run(
-            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        return listed.stdout.strip() or None
-    except OSError:
-        return None
-
-
-def _marked(mark: bytes) -> list[int]:
-    """The processes with this entry in their environment, as far as we may look at them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            pid = int(path.parent.name)
-            if mark in path.read_bytes().split(b"\0") and _began(pid) is not None:
-                found.append(pid)
-    return found

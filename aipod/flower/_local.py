@@ -193,10 +193,15 @@ def _nothing(x: PyTree, y: PyTree, batch: Any) -> Array:
 
 @eqx.filter_jit
 def attempt(
-    solver: Alternating, problem: Bilevel, state: State, key: PRNGKeyArray, answers: Tables
+    solver: Alternating,
+    problem: Bilevel,
+    state: State,
+    key: PRNGKeyArray,
+    answers: Tables,
+    robust: bool = False,
 ) -> tuple[State, Tables, dict[str, Array]]:
     """One outer step with the answers so far: the state after it, and what it asked for."""
-    mailbox = Mailbox(answers)
+    mailbox = Mailbox(answers, robust)
     connected = dataclasses.replace(
         problem, upper_set=mailbox.set_of("x"), lower_set=mailbox.set_of("y")
     )
@@ -205,12 +210,16 @@ def attempt(
 
 
 class Worker:
-    """A client's solver and problem; its tables grow when a step asks for more than they hold."""
+    """A client's solver and problem; its tables grow when a step asks for more than they hold.
+
+    `robust`: whether the server averages robustly; clients then send points without corrections.
+    """
 
     def __init__(self, solver: Alternating, problem: Bilevel, state: State) -> None:
         self.solver, self.problem = solver, problem
         self._x, self._y = jax.tree.map(lambda leaf: leaf[0], (state.x, state.y))
         self.rows = [2, 8, 8]
+        self.robust = False
 
     def no_answers(self) -> Tables:
         return empty_tables(self._x, self._y, self.rows)
@@ -224,7 +233,7 @@ class Worker:
         """
         while True:
             answers = self._fitted(answers)
-            new, asked, used = attempt(self.solver, self.problem, state, key, answers)
+            new, asked, used = attempt(self.solver, self.problem, state, key, answers, self.robust)
             counts = {name: int(used[name]) for name in TABLES}
             if all(counts[name] < rows for name, rows in zip(TABLES, self.rows, strict=True)):
                 return new, asked, counts, answers

@@ -24,6 +24,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._misc.tree import axpy
 from aipod.sets import AbstractSet
 from aipod.sets._agreement import AbstractAgreement, AbstractRound, bytes_of_one_client
 
@@ -87,7 +88,8 @@ class _Rows(eqx.Module):
 class Mailbox:
     """The tables of one outer step while it is traced; questions go into mutable references."""
 
-    def __init__(self, answers: Tables) -> None:
+    def __init__(self, answers: Tables, robust: bool = False) -> None:
+        self._robust = robust
         self._rows = {
             name: _Rows(
                 table,
@@ -100,7 +102,7 @@ class Mailbox:
 
     def set_of(self, table: str) -> "Distant":
         """The consensus set for vectors of one table."""
-        return Distant(self._rows[table], self._rows["number"], table)
+        return Distant(self._rows[table], self._rows["number"], table, self._robust)
 
     def questions(self) -> tuple[Tables, dict[str, Array]]:
         """What was asked, and how many rows of each table were used."""
@@ -114,12 +116,13 @@ class Mailbox:
 class Distant(AbstractAgreement):
     """Agreement between clients that are elsewhere; what `Consensus` is to one client of many.
 
-    Points have a client axis of length 1.
+    Points have a client axis of length 1. With `robust` it is what `RobustConsensus` is.
     """
 
     rows: _Rows
     numbers: _Rows
     table: str = eqx.field(static=True)
+    robust: bool = eqx.field(static=True)
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         if self.table == "x":
@@ -158,6 +161,10 @@ class _Round(AbstractRound):
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self._ask(y, POINT)
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        # A mean may leave corrections out, as they add up to zero; a robust average may not.
+        return self.project(axpy(y, -1, correction) if self.base.robust else y)
 
     def tangent(self, v: PyTree) -> PyTree:
         return self._ask(v, DIRECTION)

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from aipod.flower._parcel import Parcel
+from aipod.sets import AbstractAverage
 
 
 class Post(Protocol):
@@ -41,6 +42,10 @@ class Terms:
     - `clients`: how many clients there are; None to believe what most of them say.
     - `weights`: of the clients, in the order of their indices; None to believe each of them.
     - `weight_ratio`: a client is refused if its weight is more than this many times the median.
+    - `nodes`: the id of each client's node, in the order of their indices; None to believe them.
+    - `average`: a robust average in place of the mean.
+    - `cut`: messages may be so many times as far from the others as the median one.
+    - `secure`: whether the server asks for sums over clients that hide each client's vectors.
     - `poll`: seconds between two looks at the post.
     """
 
@@ -53,6 +58,10 @@ class Terms:
     clients: int | None = None
     weights: tuple[float, ...] | None = None
     weight_ratio: float = 1e3
+    nodes: tuple[int, ...] | None = None
+    average: AbstractAverage | None = None
+    cut: float = 100.0
+    secure: bool = False
     poll: float = 0.2
 
     def __post_init__(self) -> None:
@@ -65,6 +74,21 @@ class Terms:
                 raise ValueError(f"{name} must be positive, seconds, got {getattr(self, name)}.")
         if not 1 <= self.weight_ratio < float("inf"):
             raise ValueError(f"weight_ratio must be at least 1, got {self.weight_ratio}.")
+        if self.secure and self.average is not None:
+            raise ValueError(
+                "a robust average needs to see every vector, which secure sums hide: leave average "
+                "or secure out."
+            )
+        if not self.cut >= 1:
+            raise ValueError(f"cut must be at least 1, got {self.cut}.")
+        if self.nodes is not None:
+            if len(set(self.nodes)) != len(self.nodes):
+                raise ValueError(f"nodes must be different from each other, got {self.nodes}.")
+            if self.clients not in (None, len(self.nodes)):
+                raise ValueError(
+                    f"there are {len(self.nodes)} nodes for {self.clients} clients: give one for "
+                    "each client."
+                )
         if self.weights is not None:
             if not all(0 < weight < float("inf") for weight in self.weights):
                 raise ValueError(f"weights must be positive and finite, got {self.weights}.")
@@ -113,6 +137,7 @@ class Hello:
 
     - `index`, `clients`, `weight`: which client it is, of how many, and how much it counts.
     - `step`, `exchange`: how far its own state is; -1 when it has none.
+    - `key`: with secure sums, its public key.
     """
 
     node: int
@@ -121,3 +146,4 @@ class Hello:
     weight: float
     step: int
     exchange: int
+    key: bytes = b""

@@ -6,7 +6,7 @@ is that it counts as absent.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import TABLES, empty_tables
+from aipod.flower._masks import as_bytes
 from aipod.flower._parcel import Parcel, plain
 from aipod.flower._parts import model_leaves, shared_leaves
 from aipod.flower._progress import Hello, Terms
@@ -68,8 +69,15 @@ class Expected:
         for full, value in parcel.arrays.items():
             group, _, name = full.partition(":")
             model = _MODEL.fullmatch(group)
-            if group == "asked" and (question := _QUESTION.fullmatch(name)):
+            if (
+                group == "asked"
+                and not self._terms.secure
+                and (question := _QUESTION.fullmatch(name))
+            ):
                 _require(full, value, self._rows[question[1]])
+                asked[name] = value
+            elif group == "open" and self._terms.secure and _QUESTION.fullmatch(name):
+                _require(full, value, (np.dtype(bool), ()))
                 asked[name] = value
             elif group == "shared" and name in self._shared:
                 _require(full, value, self._shared[name])
@@ -90,6 +98,33 @@ class Expected:
         if step > reached or (step % terms.every and step != terms.steps):
             raise BadReplyError(f"it sent a model of outer step {step}, which nobody asked for")
         return step
+
+    def masked(self, parcel: Parcel, names: Collection[str]) -> dict[str, np.ndarray]:
+        """Vectors under masks with these names, or `BadReplyError`."""
+        if "error" in parcel.words:
+            raise BadReplyError(_failure(parcel.words["error"]))
+        found = parcel.group("masked")
+        if set(found) != set(names) or len(parcel.arrays) != len(found):
+            raise BadReplyError("it sent other vectors than those that it named")
+        for name, value in found.items():
+            _, shape = self._rows[name.partition(".")[0]]
+            _require(name, value, (np.dtype(np.int64), shape))
+        return found
+
+    def of_row(self, name: str) -> np.dtype[Any]:
+        """The type of a question's numbers."""
+        return self._rows[name.partition(".")[0]][0]
+
+
+def read_words(parcel: Parcel, wanted: Mapping[str, int]) -> dict[str, bytes]:
+    """The arrays with these names and so many words each, as bytes; or `BadReplyError`."""
+    if "error" in parcel.words:
+        raise BadReplyError(_failure(parcel.words["error"]))
+    if set(parcel.arrays) != set(wanted):
+        raise BadReplyError("it sent other parts of a secure sum than it was asked for")
+    for name, size in wanted.items():
+        _require(name, parcel.arrays[name], (np.dtype(np.uint32), (size,)))
+    return {name: as_bytes(value) for name, value in parcel.arrays.items()}
 
 
 def read_greeting(node: int, words: Mapping[str, Any], digest: str, last: int) -> Hello:
@@ -117,7 +152,16 @@ def read_greeting(node: int, words: Mapping[str, Any], digest: str, last: int) -
         float(weight),
         _whole(words, "step", -1, last),
         _whole(words, "exchange", -1, 2**62),
+        _key(words.get("key")),
     )
+
+
+def _key(word: Any) -> bytes:
+    if word is None:
+        return b""
+    if not isinstance(word, str) or not re.fullmatch(r"[0-9a-f]{64}", word):
+        raise BadReplyError(f"its key is {plain(word)}, not 32 bytes in hexadecimal digits")
+    return bytes.fromhex(word)
 
 
 def _failure(word: Any) -> str:

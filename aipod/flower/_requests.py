@@ -39,6 +39,7 @@ def request(
         "step": progress.step if step is None else step,
     }
     words |= {name: flags.get(name, False) for name in ("leave", "reset", "pause")}
+    words["robust"], words["secure"] = terms.average is not None, terms.secure
     arrays = {f"answer:{name}": value for name, value in answers.items()}
     arrays |= {f"shared:{name}": value for name, value in (shared or {}).items()}
     return Parcel(words, arrays)
@@ -73,3 +74,10 @@ def catch_up(terms: Terms, progress: Progress, index: int, shared: Arrays) -> Pa
     """For a client that missed a round: it ends its step alone, and goes on with the others."""
     owed = progress.owed[index]
     return request(terms, progress, owed.answers, step=owed.step, shared=shared, leave=True)
+
+
+def of_sum(terms: Terms, progress: Progress, number: int, phase: str, arrays: Arrays) -> Parcel:
+    """One of the three requests of a secure sum."""
+    parcel = request(terms, progress, {})
+    words = {**parcel.words, "sums": number, "phase": phase}
+    return Parcel(words, arrays)

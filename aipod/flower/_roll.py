@@ -3,8 +3,10 @@
 A client says in its greeting which client it is, of how many, and how much it counts. None of that
 is taken from a single greeting:
 
-- An index belongs to the first node that claims it, as long as that node can be reached, and a node
-  that has taken part keeps its index.
+- With nodes in the run's terms an index belongs to the node that stands there. Flower gives a node
+  the same id again for the same registered key.
+- Otherwise an index belongs to the first node that claims it, as long as that node can be reached,
+  and a node that has taken part keeps its index.
 - The number of clients is the one in the run's terms, or else the one that most greetings have. It
   is fixed when the run begins.
 - Weights are those in the run's terms. Without them a client is refused if its weight is more than
@@ -28,6 +30,7 @@ class Roll:
     """The nodes of one run.
 
     - `members`: the clients that take part now, and the node of each.
+    - `keys`: with secure sums, the public keys of clients that take part or did.
     - `arrived`: clients whose greeting was accepted, and that do not take part yet.
     """
 
@@ -36,6 +39,7 @@ class Roll:
     ) -> None:
         self.members: dict[int, int] = {}
         self.arrived: dict[int, Hello] = {}
+        self.keys: dict[int, bytes] = {}
         self._post, self._terms, self._progress = post, terms, progress
         self._digest, self._log = digest, log
         self._greeted: dict[str, tuple[int, float]] = {}
@@ -50,7 +54,7 @@ class Roll:
     def _agree_on_clients(self) -> None:
         terms, progress = self._terms, self._progress
         weights = None if terms.weights is None else dict(enumerate(terms.weights))
-        wanted = terms.clients or (len(weights) if weights else 0)
+        wanted = terms.clients or len(terms.weights or terms.nodes or ())
         if wanted and progress.clients not in (0, wanted):
             raise ValueError(
                 f"the run has {progress.clients} clients, but its configuration says {wanted}: "
@@ -85,7 +89,7 @@ class Roll:
         busy |= {hello.node for hello in self.arrived.values()} | set(self._refused)
         busy |= {node for node, until in self._later.items() if until > now}
         strangers = [node for node in reachable if node not in busy]
-        hello = Parcel({"action": "hello", "run": self._progress.run})
+        hello = Parcel({"action": "hello", "run": self._progress.run, "secure": self._terms.secure})
         tickets = self._post.send(dict.fromkeys(strangers, hello), timeout)
         self._greeted |= {ticket: (node, now) for node, ticket in tickets.items()}
 
@@ -111,7 +115,16 @@ class Roll:
 
     def _check(self, hello: Hello) -> None:
         """Raises unless what a client says agrees with what is already fixed."""
-        progress = self._progress
+        progress, nodes = self._progress, self._terms.nodes
+        if self._terms.secure and not hello.key:
+            raise BadReplyError("it has no key for secure sums: has it an older aipod?")
+        if nodes is not None and hello.node not in nodes:
+            raise BadReplyError("the run configuration's nodes do not name it")
+        if nodes is not None and nodes[hello.index : hello.index + 1] != (hello.node,):
+            raise BadReplyError(
+                f"it claims to be client {hello.index}, and is {nodes.index(hello.node)} in the "
+                "run configuration"
+            )
         if progress.clients not in (0, hello.clients):
             raise BadReplyError(f"it counts {hello.clients} clients, others {progress.clients}")
         if hello.clients < (self._terms.min_nodes or 1):
@@ -185,6 +198,7 @@ class Roll:
         self._later.clear()
 
     def join(self, hello: Hello) -> None:
+        self.keys[hello.index] = hello.key
         self.members[hello.index] = self._owners[hello.index] = hello.node
         self.arrived.pop(hello.index)
         self._progress.weights.setdefault(hello.index, hello.weight)

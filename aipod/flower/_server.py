@@ -14,7 +14,9 @@ from aipod.algorithms import Alternating
 from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
+from aipod.flower._describe import describe
 from aipod.flower._local import empty_problem, initial_state
+from aipod.flower._model import write_model
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
 from aipod.flower._reply import Expected
@@ -33,8 +35,9 @@ class Start:
     - `x0`, `y0`: the starting point, without a client axis.
     - `record`: (x, y) -> dictionary of numbers, called on the mean of the clients' models, with a
         client axis of length 1; as `Task.record` in `aipod.experiments`.
-    - `prepared`: what describes the run for a run folder that `aipod report` shows, such as a
-        prepared experiment of `aipod run`.
+    - `prepared`: what describes the run for a run folder, such as a prepared experiment of
+        `aipod run`; by default the numbers of `record` do.
+    - `name`: of the run, in its folder and in the report.
 
     !!! example
         ```python
@@ -46,6 +49,7 @@ class Start:
     y0: PyTree
     record: Record | None = None
     prepared: Describable | None = None
+    name: str = "federation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,10 @@ def lead(
         "starting point": digest_arrays(shared.items()),
         "seed": str(terms.seed),
     }
-    folder = _folder(start, places)
+    described = start.prepared
+    if described is None and places.run is not None:
+        described = describe(start.name, solver, terms, start.record, start.x0, start.y0)
+    folder = _folder(described, places)
     book = Book(empty_problem(), solver, state, start.record, places.checkpoints, identity, traffic)
     progress = book.load() if places.resume else None
     if progress is None:
@@ -106,13 +113,14 @@ def lead(
         log(f"goes on with run {progress.run} after {progress.exchange} exchanges")
 
     def write(solution: Solution) -> None:
-        if folder is None or start.prepared is None:
+        if folder is None or described is None:
             return
         # The server learns from its clients how many there are.
-        described = start.prepared.describe(progress.clients or None)
+        run = described.describe(progress.clients or None)
         try:
-            folder.write_config(described.toml)
-            write_results(described, folder, solution, began)
+            folder.write_config(run.toml)
+            write_results(run, folder, solution, began)
+            write_model(folder.model, solution.x, solution.y)
         except OSError as error:
             # The checkpoints have all of it; a full disk need not end the run.
             log(f"the run folder {folder.path} could not be written: {error}")
@@ -160,15 +168,10 @@ def lead(
     return finish(Result.completed, f"{Result.completed.value} ({terms.steps:,} outer steps)")
 
 
-def _folder(start: Start, places: Places) -> RunFolder | None:
-    if places.run is None:
+def _folder(described: Describable | None, places: Places) -> RunFolder | None:
+    if places.run is None or described is None:
         return None
-    if start.prepared is None:
-        raise ValueError(
-            "run-dir writes a folder for `aipod report`, which needs Start(prepared=...), a "
-            "description of the run; without one give checkpoint-dir instead."
-        )
     folder = RunFolder(places.run)
     if not places.resume:
-        folder.create(start.prepared.describe().toml)
+        folder.create(described.describe().toml)
     return folder

@@ -3,6 +3,7 @@
     config.toml     what was run; `aipod run --config config.toml` repeats it
     metrics.csv     one row for each recorded step (and metrics.parquet where pyarrow is installed)
     summary.json    how it ended, the totals, the environment
+    model.npz       of a federation: x and y as the server last had them
     checkpoint/     the newest states, to resume from
     figures/        PNG for screens, SVG for print; picture.* is the experiment's own
     tensorboard/    event files, when they were asked for
@@ -32,8 +33,8 @@ from aipod.runs._summary import check_summary
 
 _CONFIG, _METRICS, _SUMMARY = "config.toml", "metrics.csv", "summary.json"
 _PARQUET, _REPORT = "metrics.parquet", "report.html"
-_TABLE = "table.md"
-_FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT, _TABLE)
+_TABLE, _MODEL = "table.md", "model.npz"
+_FILES = (_CONFIG, _METRICS, _PARQUET, _SUMMARY, _REPORT, _TABLE, _MODEL)
 _FOLDERS = ("checkpoint", "figures", "tensorboard", "runs")
 _REPEAT = "repeat the run with --force"
 
@@ -65,6 +66,10 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / _REPORT
+
+    @property
+    def model(self) -> Path:
+        return self.path / _MODEL
 
     def is_run(self) -> bool:
         try:

@@ -15,6 +15,11 @@ from aipod.sets._consensus import Consensus as Consensus
 from aipod.sets._flow import Flow as Flow
 from aipod.sets._free import Free as Free
 from aipod.sets._product import Product as Product
+from aipod.sets._robust import AbstractAverage as AbstractAverage
+from aipod.sets._robust import ClippedMean as ClippedMean
+from aipod.sets._robust import GeometricMedian as GeometricMedian
+from aipod.sets._robust import RobustConsensus as RobustConsensus
+from aipod.sets._robust import TrimmedMean as TrimmedMean
 from aipod.sets._set import AbstractSet as AbstractSet
 from aipod.sets._simplex import CappedSimplex as CappedSimplex
 from aipod.sets._simplex import Simplex as Simplex

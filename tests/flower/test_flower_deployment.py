@@ -121,7 +121,7 @@ def simulated(folder):
 def newest(folder):
     """The leaves of x and y of the newest checkpoint, as means over clients."""
     with np.load(max(folder.glob("step-*.npz")), allow_pickle=False) as archive:
-        leaves = [archive[f"state:{index:05d}"] for index in range(4)]
+        leaves = [archive[f"state:.{letter}[{part}]"] for letter in "xy" for part in range(2)]
     return [leaf.mean(axis=0) for leaf in leaves]
 
 
@@ -174,3 +174,43 @@ def test_kills_and_restarts_leave_the_simulation_s_trajectory(federation, tmp_pa
         assert abs(float(found["test_loss"]) - float(reference["test_loss"])) < 1e-5
         assert found["bytes_up"] == reference["bytes_up"]
     print("the trajectory is the simulation's;", rows(run)[-1])
+
+
+def stranger_s(federation, folder, port):
+    """The environment of somebody who holds the public certificate, and knows a port."""
+    home = folder / "stranger"
+    home.mkdir()
+    trusted = federation.folder / "certificates" / "ca.crt"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "there"\n\n[superlink.there]\n'
+        f'address = "127.0.0.1:{port}"\nroot-certificates = "{trusted}"\n'
+    )
+    return federation.environment | {"FLWR_HOME": str(home)}
+
+
+def test_a_user_without_a_place_on_the_superlink_s_machine_can_neither_run_nor_register(
+    federation, tmp_path
+):
+    """With the public certificate alone, through the port that nodes use."""
+    federation.up(1, tls=True, say=print)
+    log = federation.folder / "node-0.log"
+    wait_for_word("SuperNode ID:", log)
+    print("a node came in through the door")
+    _, public = make_node_key(tmp_path, "own")
+    environment = stranger_s(federation, tmp_path, federation._noted()["door"])
+    for words in (
+        ["run", str(APP), "there"],
+        ["supernode", "register", str(public), "there"],
+        ["supernode", "list", "there"],
+    ):
+        done = subprocess.run(
+            ["flwr", *words], env=environment, capture_output=True, text=True, check=False
+        )
+        print(words[:2], done.returncode, (done.stdout + done.stderr).strip()[-200:])
+        assert done.returncode != 0
+    listed = flwr(federation, "supernode", "list", CONNECTION, "--format", "json")
+    assert listed.count('"node-id"') == 1
+    runs = flwr(federation, "list", CONNECTION, "--format", "json")
+    assert '"run-id"' not in runs
+    for path in federation.folder.rglob("*"):
+        assert path.is_symlink() or path.stat().st_mode & 0o077 == 0, path

@@ -12,13 +12,13 @@ pytest.importorskip("flwr")
 
 import aipod
 from aipod import federated, flower
+from aipod.flower._account import FOLDER
 from aipod.flower._client import Session
 from aipod.flower._federation import Federation
 from aipod.flower._keys import make_certificates, make_node_key
 from aipod.flower._local import initial_state
 from aipod.flower._parcel import Parcel
 from aipod.flower._parts import shared_leaves
-from aipod.flower._secret import secret_of
 from tests.federated.test_federated import client_data, ridge_lower, ridge_upper
 
 E3 = aipod.E3AiPOD(upper_lr=0.05, lower_lr=0.1, adjoint_lr=0.1, damping=0.0)
@@ -65,10 +65,12 @@ def test_a_client_s_states_and_its_secret_are_private(client, tmp_path, umask):
     files, folders = everything(tmp_path)
     assert (files, folders) == ({0o600}, {0o700})
     place = tmp_path / "states" / "abc" / "client-0"
-    assert {path.suffix for path in place.iterdir()} == {".npz", ""}
+    assert {path.suffix for path in place.iterdir()} == {".npz"}
+    account = tmp_path / "states" / FOLDER / "client-0.json"
     # Also when they were made by an earlier version.
-    for path in (place, place / "secret", *place.glob("*.npz")):
+    for path in (place, account.parent, account, *place.glob("*.npz")):
         path.chmod(0o755)
+    session = Session(client, E3, tmp_path / "states", flower.Privacy(clip=0.1, noise=1.0))
     session.handle(first_exchange(client))
     assert everything(tmp_path) == ({0o600}, {0o700})
 
@@ -82,32 +84,38 @@ def test_a_client_s_folder_that_is_a_link_is_refused(client, tmp_path):
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 31, b"\0" * 33])
-def test_a_secret_of_the_wrong_length_is_refused(tmp_path, content):
-    (tmp_path / "secret").write_bytes(content)
-    with pytest.raises(ValueError, match=f"holds {len(content)} bytes in place of 32"):
-        secret_of(tmp_path / "secret")
-    assert (tmp_path / "secret").read_bytes() == content
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"null", b'{"releases": -1, "spent": 0}', b'{"releases": 1, "spent": NaN}'],
+)
+def test_a_damaged_privacy_account_is_refused(client, tmp_path, content):
+    """A crash between opening and writing must not forget what has been given away."""
+    session = Session(client, E3, tmp_path, flower.Privacy(clip=0.1, noise=1.0))
+    path = tmp_path / FOLDER / "client-0.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        session.handle(first_exchange(client))
+    assert path.read_bytes() == content
 
 
-def test_a_secret_is_made_once_and_is_not_read_through_a_link(tmp_path):
-    path = tmp_path / "place" / "secret"
-    made = secret_of(path)
-    assert len(made) == 32
-    assert secret_of(path) == made
-    (tmp_path / "other").symlink_to(path)
+def test_a_privacy_account_is_not_read_through_a_link(client, tmp_path):
+    session = Session(client, E3, tmp_path, flower.Privacy(clip=0.1, noise=1.0))
+    (tmp_path / "other").write_text('{"releases": 0, "spent": 0}')
+    (tmp_path / FOLDER / "client-0.json").symlink_to(tmp_path / "other")
     with pytest.raises(ValueError, match="symbolic link"):
-        secret_of(tmp_path / "other")
+        session.handle(first_exchange(client))
 
 
-def test_a_secret_that_cannot_be_written_leaves_no_empty_file(tmp_path, monkeypatch):
+def test_an_account_that_cannot_be_written_lets_nothing_out(client, tmp_path, monkeypatch):
+    session = Session(client, E3, tmp_path, flower.Privacy(clip=0.1, noise=1.0))
+
     def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        secret_of(tmp_path / "secret")
-    assert os.listdir(tmp_path) == []
+        session.handle(first_exchange(client))
+    assert not (tmp_path / FOLDER / "client-0.json").exists()
 
 
 def test_keys_are_narrowed_and_links_are_replaced(tmp_path, umask):

@@ -123,8 +123,8 @@ def clients(surroundings):
 
 
 FOR_CLIENTS = ("aipod.ClientMinibatches", "aipod.federated.federate", "aipod.flower.client_of")
-# The first has no folder to read; the second is on the page verify.md, and takes long.
-NOT_RUN = ("aipod.data.mnist", "aipod.check")
+# The first two have no folder to read; the last is on the page verify.md, and takes long.
+NOT_RUN = ("aipod.data.mnist", "aipod.flower.load", "aipod.check")
 
 
 @pytest.mark.parametrize("name", PUBLIC)

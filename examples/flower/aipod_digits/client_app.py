@@ -16,7 +16,7 @@ def load_client(context: Context) -> flower.Client:
 
 
 def privacy(context: Context) -> flower.Privacy | None:
-    """Off unless the run asks for it."""
+    """What the run asks for; the node's own `privacy-noise` and so on can only make it stricter."""
     clip, noise = (float(context.run_config[name]) for name in ("clip", "noise"))
     return flower.Privacy(clip, noise) if clip or noise else None
 
