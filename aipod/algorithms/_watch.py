@@ -234,5 +234,5 @@ def _alike(truth: Array, like: Array, lower_set: AbstractSet, y: PyTree) -> Arra
         return truth
     if jax.tree.leaves(y)[0].shape[0] == 1:
         # All clients have the same y, and so the same answer.
-        return truth[:1]
+        return jnp.broadcast_to(truth[0], like.shape)
     return lower_set.largest(jnp.where(truth, 0.0, 1.0)) <= 0
