@@ -2,7 +2,7 @@
 
 Where a step is projected, the bounds that it meets push back. In the mean over many steps that push
 is the bound's multiplier, also where noise makes single steps leave the bound. A bound is active
-where its mean multiplier, times a step, is at least the distance of y from it.
+where its mean multiplier, times a step, is at least the mean distance of y from it.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import axpy
 from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
+from aipod.slots._turn import Turn
 
 # The weight of the newest outer step in the mean, where the lower level is sampled.
 _NEWEST = 0.1
@@ -26,20 +27,16 @@ class Facing(eqx.Module):
     """What is kept of the bounds from one outer step to the next.
 
     - `multipliers`: of the bounds, in the mean; positive at lower bounds, negative at upper ones.
+    - `point`: y, in the mean.
     - `active`: as a face has it.
     """
 
     multipliers: PyTree
+    point: PyTree
     active: PyTree
 
     def after(
-        self,
-        problem: Bilevel,
-        x: PyTree,
-        y: PyTree,
-        met: PyTree,
-        count: Array | int,
-        step: Array,
+        self, turn: Turn, y: PyTree, met: PyTree, count: Array | int, *, lr: Array, steps: Array
     ) -> "Facing":
         """After an outer step.
 
@@ -48,9 +45,10 @@ class Facing(eqx.Module):
         - `y`: where it ended.
         - `met`, `count`: the sum of the multipliers that its projections met, and how many there
             were.
-        - `step`: how far a gradient carries y in the steps that `met` tells of.
+        - `lr`, `steps`: the size of its steps on y, and how many of them such a multiplier is the
+            mean of.
         """
-        newest = _NEWEST if is_random(problem.lower_samples) else 1.0
+        newest = _NEWEST if is_random(turn.problem.lower_samples) else 1.0
         count = jnp.asarray(count)
         share = jnp.where(count > 0, newest, 0.0) / jnp.maximum(count, 1)
         kept = jnp.where(count > 0, 1 - newest, 1.0)
@@ -59,9 +57,23 @@ class Facing(eqx.Module):
             return (kept * old + share * now).astype(old.dtype)
 
         multipliers = jax.tree.map(mean, self.multipliers, met)
-        push = optax.tree.scale(step / newest, multipliers)
-        active = problem.lower_set.sides(y, push, x, previous=self.active)
-        return Facing(multipliers, active)
+        point = axpy(self.point, newest, optax.tree.sub(y, self.point))
+        push = optax.tree.scale(_length(turn, lr, steps), multipliers)
+        active = turn.problem.lower_set.sides(point, push, turn.x, previous=self.active)
+        return Facing(multipliers, point, active)
+
+
+def _length(turn: Turn, lr: Array, steps: Array) -> Array:
+    """The step that weighs multipliers against distances: 1 over the curvature l, or a guess at it.
+
+    In noise an entry near a bound is off its minimiser by some b in the mean, and the bound's mean
+    multiplier has a part of at most l b. A longer step would take that for an active bound.
+    """
+    curvature = turn.rates.curvature
+    guess = lr * jnp.sqrt(steps)
+    if curvature is None:
+        return guess
+    return jnp.where(curvature > 0, 1 / jnp.where(curvature > 0, curvature, 1.0), guess)
 
 
 def nothing_faced(lower_set: AbstractSet, x: PyTree, y: PyTree) -> Facing | None:
@@ -70,7 +82,7 @@ def nothing_faced(lower_set: AbstractSet, x: PyTree, y: PyTree) -> Facing | None
         return None
     zeros = optax.tree.zeros_like(y)
     marks: Any = eqx.filter_eval_shape(lower_set.sides, y, zeros, x)
-    return Facing(zeros, jax.tree.map(lambda mark: jnp.zeros(mark.shape, mark.dtype), marks))
+    return Facing(zeros, y, jax.tree.map(lambda mark: jnp.zeros(mark.shape, mark.dtype), marks))
 
 
 def on_face(problem: Bilevel, facing: Facing | None) -> Bilevel:

@@ -234,3 +234,32 @@ def test_several_upper_steps_stay_in_the_set_and_come_near():
         assert jnp.all(x >= 0)
         ends.append(float(jnp.sqrt(aipod.stationarity(problem, x, y0))))
     assert ends[1] < 0.2 * ends[0]
+
+
+def test_in_noise_the_face_settles_and_skipped_projections_cost_no_accuracy(optimised):
+    exact, x0, y0 = bounded_problem()
+    noisy, _, _ = bounded_problem(noise=0.1)
+    best = solved(aipod.AiPOD(upper_lr=0.05, adjoint_steps=100), exact, x0, y0, 1500)
+    x, y, steps = best.x, best.y, 1200
+
+    def run(prob, key):
+        solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.05, lower_prob=prob)
+
+        def body(state, _):
+            new = solver.traced_step(noisy, state, key)
+            flips = jnp.sum(new.lower.facing.active != state.lower.facing.active)
+            return new, (jnp.sum((new.x - x) ** 2), flips)
+
+        end, seen = jax.lax.scan(body, solver.init(noisy, x, y), None, length=steps)
+        return *seen, end.counts.lower_projections, end.lower.facing.active
+
+    runs = jax.jit(jax.vmap(run, (None, 0)), static_argnums=0)
+    keys, errors = jax.random.split(KEY, 24), []
+    for prob in (1.0, 0.1):
+        error, flips, projections, active = runs(prob, keys)
+        errors.append(jnp.mean(error[:, 300:]))
+        assert jnp.mean(flips[:, 300:]) < 1e-3
+        expected = np.where(y == 0.5, 1, np.where(y == -0.1, -1, 0))
+        np.testing.assert_array_equal(active, np.broadcast_to(expected, active.shape))
+        np.testing.assert_allclose(jnp.mean(projections) / (5 * steps), prob, rtol=0.03)
+    np.testing.assert_allclose(errors[1], errors[0], rtol=0.05)

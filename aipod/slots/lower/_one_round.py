@@ -148,7 +148,7 @@ class OneRound(AbstractLower):
             y, correction, met = land(
                 lower_set, turn.y, state.correction, zero, lr=lr, probability=1 / self.steps
             )
-            facing = facing.after(turn.problem, turn.x, y, met, 1, lr * self.steps)
+            facing = facing.after(turn, y, met, 1, lr=lr, steps=jnp.asarray(self.steps))
         return y, OneRoundState(correction, known, share, state.agreement, facing)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:

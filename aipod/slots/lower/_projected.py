@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
@@ -75,5 +76,5 @@ class ProjectedSGD(AbstractLower):
             return y, state, cost
         start = (turn.y, optax.tree.zeros_like(turn.y))
         (y, met), _ = jax.lax.scan(bounded, start, keys[0])
-        step = lr * self.steps
-        return y, state.after(turn.problem, turn.x, y, met, self.steps, step), cost
+        steps = jnp.asarray(self.steps)
+        return y, state.after(turn, y, met, self.steps, lr=lr, steps=steps), cost

@@ -98,9 +98,8 @@ class ProxSkip(AbstractLower):
             watched=False,
         )
         if found.met is not None:
-            # A gradient carries y this far between two projections, or in all steps.
-            step = lr * jnp.maximum(self.steps, 1 / self.prob)
-            made = found.projections
-            facing = facing.after(turn.problem, turn.x, found.point, found.met, made, step)
+            y, made = found.point, found.projections
+            steps = jnp.maximum(self.steps, 1 / self.prob)
+            facing = facing.after(turn, y, found.met, made, lr=lr, steps=steps)
         cost = turn.lower_cost(found.projections, lower_draws=self.steps)
         return found.point, ProxSkipState(found.correction, facing), cost
