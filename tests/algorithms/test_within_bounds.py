@@ -227,9 +227,9 @@ def test_several_upper_steps_stay_in_the_set_and_come_near():
     """T > 1 leaves an error that shrinks with alpha, as with equalities."""
     problem, x0, y0 = bounded_problem()
     ends = []
-    for lr in (0.01, 0.001):
+    for lr in (0.02, 0.002):
         solver = aipod.EAiPOD(upper_lr=lr, upper_steps=3, lower_prob=1.0, adjoint_steps=60)
-        x = solved(solver, problem, x0, y0, int(12 / lr)).x
+        x = solved(solver, problem, x0, y0, int(8 / lr)).x
         np.testing.assert_allclose(jnp.sum(x), 1.0, atol=1e-12)
         assert jnp.all(x >= 0)
         ends.append(float(jnp.sqrt(aipod.stationarity(problem, x, y0))))
