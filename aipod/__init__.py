@@ -68,6 +68,7 @@ from aipod.slots.upper import AbstractUpper as AbstractUpper
 from aipod.slots.upper import Delayed as Delayed
 from aipod.slots.upper import DifferenceStep as DifferenceStep
 from aipod.slots.upper import EveryStep as EveryStep
+from aipod.slots.upper import ExponentiatedGradient as ExponentiatedGradient
 from aipod.slots.upper import LocalUpper as LocalUpper
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
+from aipod._hypergradient._face import at_face
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, is_concrete
 from aipod.problem import Bilevel, draw, grad_x_upper, implicit_term
@@ -26,6 +27,10 @@ def hypergradient(
     key: PRNGKeyArray | None = None,
 ) -> PyTree:
     """grad F at x, as it is when y solves the lower level (`eq.F_grad`, `eq.y_grad`).
+
+    Where the lower set has bounds, those that are active at y stay so: y*(x) moves on a face. F is
+    then smooth only piece by piece. At a y with an active bound whose multiplier is 0 the result is
+    a derivative along one of the pieces.
 
     An adjoint that breaks down, such as conjugate gradients where the lower level bends down,
     raises `RuntimeError`; inside jit, where nothing can be raised, the result is NaN.
@@ -81,6 +86,7 @@ def _hypergradient(
     if iterations := curvature_iterations(adjoint.lr):
         start = curvature_init(y, problem.lower_set)
         _, curvature = curvature_update(problem, x, y, start, step, iterations, key=curvature_key)
+    problem = at_face(problem, x, y, lower_batch)
     turn = Turn(problem, x, y, Rates(step, curvature), adjoint_key)
     z, state, _ = adjoint.solve(turn, upper_batch, adjoint.init(problem, x, y))
     implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)

@@ -1,5 +1,7 @@
 """Exact reference values, to hold algorithms against."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from aipod._hypergradient._bounded import solve_bounded
 from aipod._hypergradient._estimate import check_problem, hypergradient
 from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete
 from aipod.problem import Bilevel, draw, hessian_product
@@ -33,7 +36,8 @@ def exact_lower(
 ) -> PyTree:
     """y*(x) to working precision, by Newton steps in the null space.
 
-    The steps come from conjugate gradients and are halved until the projected gradient shrinks.
+    The steps come from conjugate gradients and are halved until the projected gradient shrinks. On
+    a set with bounds they are made on the active face, which projected gradient steps find.
     A lower level that is not solved in `max_steps` raises `RuntimeError`; inside jit, where
     nothing can be raised, the result is NaN.
 
@@ -51,7 +55,8 @@ def exact_lower(
     check_steps(max_steps, "max_steps")
     y0 = as_arrays(_start(problem, x, y0))
     x = as_arrays(x)
-    y, size, scale, solved, bent = _newton(problem.expected(), x, y0, max_steps)
+    solve = _newton if problem.lower_set.affine else _newton_within
+    y, size, scale, solved, bent = solve(problem.expected(), x, y0, max_steps)
     if is_concrete(solved) and not bool(solved):
         unsolved = (
             f"the lower level was not solved: its projected gradient is still {float(size):.3g} "
@@ -124,13 +129,35 @@ def _newton(
     gradient, size = slope(start)
     carry = (start, gradient, size, jnp.zeros((), int), size > 0, jnp.asarray(False))
     y, gradient, size, _, _, bent = jax.lax.while_loop(going, newton, carry)
-    # The scale that a zero gradient is measured against: its own part off the set, and its change
-    # over a distance of the size of y (or 1). The start does not count, because a function without
-    # a minimiser has small gradients far away too.
+    scale = _scale(objective, y, gradient)
+    return y, size, scale, size <= eps**0.6 * scale, bent
+
+
+def _scale(objective: Callable[[PyTree], Array], y: PyTree, gradient: PyTree) -> Array:
+    """What a zero gradient is measured against.
+
+    Its own part off the set, and its change over a distance of the size of y (or 1). The start does
+    not count, because a function without a minimiser has small gradients far away too.
+    """
     ones = optax.tree.ones_like(y)
     across = optax.tree.norm(hessian_product(objective, y, ones)) / optax.tree.norm(ones)
-    scale = jnp.maximum(optax.tree.norm(gradient), across * jnp.maximum(1.0, optax.tree.norm(y)))
-    return y, size, scale, size <= eps**0.6 * scale, bent
+    return jnp.maximum(optax.tree.norm(gradient), across * jnp.maximum(1.0, optax.tree.norm(y)))
+
+
+@eqx.filter_jit
+def _newton_within(
+    problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int
+) -> tuple[PyTree, Array, Array, Array, Array]:
+    """`_newton` on a set with bounds, with the gradient mapping in place of the projection."""
+    batch = draw(problem.lower_samples, jax.random.key(0))
+    found = solve_bounded(problem, x, y0, max_steps)
+
+    def objective(y: PyTree) -> Array:
+        return problem.lower(x, y, batch)
+
+    scale = _scale(objective, found.y, jax.grad(objective)(found.y))
+    eps = float(jnp.finfo(found.size.dtype).eps)
+    return found.y, found.size, scale, found.size <= eps**0.6 * scale, found.bent
 
 
 def exact_hypergradient(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> PyTree:
@@ -149,6 +176,9 @@ def exact_hypergradient(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -
 def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array:
     """||grad F(x)||^2 in the P_x norm (`stationary`): zero exactly at stationary points.
 
+    Where the upper set has bounds it is ||x - project(x - grad F(x))||^2, the squared norm of the
+    gradient mapping; for x in an affine set both are the same.
+
     !!! example
         ```python
         aipod.stationarity(problem, x) < 1e-8
@@ -156,6 +186,10 @@ def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array
     """
     gradient = exact_hypergradient(problem, x, y0)
     upper_set = problem.upper_set
+    if not upper_set.affine:
+        x = as_arrays(x)
+        moved = optax.tree.sub(x, upper_set.project(optax.tree.sub(x, upper_set.riesz(gradient))))
+        return optax.tree.vdot(moved, moved)
     # Projected on both sides: otherwise rounding could make a tiny value negative.
     along = upper_set.tangent(upper_set.riesz(gradient))
     return optax.tree.vdot(upper_set.cotangent(gradient), along)

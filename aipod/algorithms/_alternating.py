@@ -220,7 +220,10 @@ class Alternating(eqx.Module):
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
-        turn = turn._replace(y=y, key=adjoint_key)
+        # With bounds y moves on its active face, which takes the place of the lower set until the
+        # projections at the end of the step. An affine set is its own face.
+        faced = self.lower.faced(problem, lower)
+        turn = turn._replace(problem=faced, y=y, key=adjoint_key)
         upper_batch = draw(problem.upper_samples, xi_key)
         found = self.adjoint.solve(turn, upper_batch, state.adjoint)
         names = ("z", "its state", "its cost")
@@ -228,7 +231,7 @@ class Alternating(eqx.Module):
         implicit, implicit_draws = None, 0
         if self.upper.needs_implicit:
             lower_batch = draw(problem.lower_samples, phi_key)
-            implicit = implicit_term(problem, x, y, z, upper_batch, lower_batch)
+            implicit = implicit_term(faced, x, y, z, upper_batch, lower_batch)
             implicit_draws = 1
         turn = turn._replace(key=upper_key)
         found = self.upper.update(turn, z, implicit, upper_batch, state.upper)
@@ -236,7 +239,7 @@ class Alternating(eqx.Module):
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
-        settled = self.lower.settle(turn, lower)
+        settled = self.lower.settle(turn._replace(problem=problem), lower)
         names = ("y", "its state")
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
         adjoint = like_before(

@@ -8,6 +8,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key
 from aipod._misc.tree import is_concrete
+from aipod.diagnose._bounds import along_bounds, check_bounds, in_a_corner, unbounded
 from aipod.diagnose._derivatives import (
     check_curvature,
     check_gradients,
@@ -69,10 +70,16 @@ def check(problem: Bilevel, x0: PyTree, y0: PyTree, *, key: PRNGKeyArray) -> Rep
         return notes.report()  # derivatives of what is not finite, or off the set, mean nothing
     for name in ("upper", "lower"):
         notes.attempt(f"{name} gradient", check_gradients, name, fixed, x, y, keys[1])
-    notes.attempt("lower curvature", check_curvature, fixed, x, y, keys[2])
+    notes.attempt("lower curvature", check_curvature, unbounded(fixed, y, x), x, y, keys[2])
+    corner = in_a_corner(fixed, x)
+    fixed, sampled = along_bounds(fixed, x), along_bounds(sampled, x)
     if notes.report().ok:
         notes.attempt("curvature and x", check_dependence, fixed, x, y, keys[2])
-    reason = _why_not_exact(notes.report(), known, x, y)
+    reason = _why_not_exact(notes.report(), known, x, y, corner=corner)
+    if not (problem.lower_set.affine or reason):
+        notes.attempt("bounds", check_bounds, fixed, x, y)
+        if not notes.numbers.get("strictly_complementary", True):
+            reason = "F has a kink here"
     if reason:
         notes.ok("hypergradient", f"not compared with finite differences: {reason}.")
     else:
@@ -83,7 +90,7 @@ def check(problem: Bilevel, x0: PyTree, y0: PyTree, *, key: PRNGKeyArray) -> Rep
     return notes.report()
 
 
-def _why_not_exact(report: Report, known: bool, x: PyTree, y: PyTree) -> str:
+def _why_not_exact(report: Report, known: bool, x: PyTree, y: PyTree, *, corner: bool) -> str:
     """Why y*(x) cannot be solved for; empty where it can."""
     if not report.ok:
         return "it needs the errors above mended"
@@ -95,6 +102,8 @@ def _why_not_exact(report: Report, known: bool, x: PyTree, y: PyTree) -> str:
         return "it needs float64 (jax_enable_x64, and x0 and y0 in float64)"
     if report.dimensions["upper_set"] == 0:
         return "the upper set is a single point"
+    if corner:
+        return "x0 is in a corner of the upper set, where every direction leaves a bound"
     return ""
 
 

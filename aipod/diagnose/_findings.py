@@ -57,6 +57,9 @@ class Report:
     - `gradient_errors`: relative errors against finite differences, for `"upper_x"`, `"upper_y"`,
         `"lower_x"` and `"lower_y"`; NaN where rounding hides the difference.
     - `hypergradient_error`: the same for the hypergradient.
+    - `active_bounds`: how many entries of y*(x0) are at a bound, where the lower set has bounds.
+    - `strictly_complementary`: whether all their multipliers are clearly not 0, and all other
+        entries clearly off their bounds.
     - `suggested`: step sizes by the names of the solvers' arguments.
     """
 
@@ -66,6 +69,8 @@ class Report:
     lower_curvature: LowerCurvature | None = None
     gradient_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     hypergradient_error: float | None = None
+    active_bounds: int | None = None
+    strictly_complementary: bool | None = None
     suggested: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property

@@ -62,8 +62,6 @@ class Bilevel(eqx.Module):
         for name in ("upper_set", "lower_set"):
             if not isinstance(getattr(self, name), AbstractSet):
                 raise ValueError(f"{name} must be a set, such as aipod.Free() or aipod.Affine.")
-            if not getattr(self, name).affine:
-                raise ValueError(f"{name} has bounds, but solvers take affine sets only so far.")
         for name in ("upper_samples", "lower_samples"):
             samples = getattr(self, name)
             if samples is not None and not callable(samples):

@@ -11,8 +11,9 @@ from aipod.sets._set import AbstractSet
 class AbstractConvex(AbstractSet):
     """A closed convex set that is not affine. The projection on it is not linear.
 
-    It answers `project`, `residual` and `holding`. The directions along which it extends differ
-    from point to point: those at a point are the answers of its `face` there, which is affine.
+    It answers `project`, `residual`, `face`, `land`, `sides` and `holding`. The directions along
+    which it extends differ from point to point: those at a point are the answers of its `face`
+    there, which is affine.
     """
 
     @property
@@ -47,6 +48,14 @@ class AbstractConvex(AbstractSet):
         step: ArrayLike = 1.0,
         previous: PyTree = None,
     ) -> AbstractSet: ...
+
+    @abc.abstractmethod
+    def land(self, y: PyTree, x: PyTree = None) -> tuple[PyTree, PyTree]: ...
+
+    @abc.abstractmethod
+    def sides(
+        self, y: PyTree, multipliers: PyTree, x: PyTree = None, *, previous: PyTree = None
+    ) -> PyTree: ...
 
     @abc.abstractmethod
     def holding(self, active: PyTree) -> AbstractSet: ...

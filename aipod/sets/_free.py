@@ -29,6 +29,10 @@ class Free(AbstractSet):
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return optax.tree.zeros_like(y)
 
+    def multiply(self, x: PyTree, exponents: PyTree) -> PyTree:
+        # The plain step, for parts of a product that need no scale.
+        return optax.tree.sub(x, exponents)
+
     @property
     def constrained(self) -> bool:
         return False

@@ -99,6 +99,18 @@ class Product(AbstractSet):
             lambda s, a, b, p: s.face(a, b, x, step=step, previous=p), y, correction, old
         )
 
+    def land(self, y: PyTree, x: PyTree = None) -> tuple[PyTree, PyTree]:
+        both = self._answers(lambda s, part: s.land(part, x), y)
+        point, multipliers = ({k: pair[i] for k, pair in both.items()} for i in (0, 1))
+        return _like_container(y, point), _like_container(y, multipliers)
+
+    def sides(
+        self, y: PyTree, multipliers: PyTree, x: PyTree = None, *, previous: PyTree = None
+    ) -> PyTree:
+        old = self._each(lambda s: None) if previous is None else previous
+        found = self._answers(lambda s, a, b, p: s.sides(a, b, x, previous=p), y, multipliers, old)
+        return _like_container(self.parts, found)
+
     def holding(self, active: PyTree) -> "Product":
         return self if self.affine else self._faces(lambda s, part: s.holding(part), active)
 
@@ -147,6 +159,9 @@ class Product(AbstractSet):
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self._each(lambda s, part: s.project(part, x), y)
+
+    def multiply(self, x: PyTree, exponents: PyTree) -> PyTree:
+        return self._each(lambda s, part, e: s.multiply(part, e), x, exponents)
 
     def tangent(self, v: PyTree) -> PyTree:
         return self._each(lambda s, part: s.tangent(part), v)

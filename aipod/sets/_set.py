@@ -1,5 +1,6 @@
 """`AbstractSet`, the base of all sets: geometry, clients, and the answers that are sets again."""
 
+import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy
@@ -32,7 +33,7 @@ class AbstractSet(AbstractGeometry, AbstractClients):
     - A projection that is orthogonal in another inner product: `cotangent`, `riesz`.
     - What `aipod.check` and the solvers report: `constrained`, `constraints(point)`, `example()`,
         `check(y, x, name=...)`.
-    - A convex set that is not affine: see `affine`, `face` and `holding`.
+    - A convex set that is not affine: see `affine`, `face`, `land`, `sides` and `holding`.
     - `directions()`, where the linear subspace parallel to the set has a class of its own.
     - A set of clients: `federated`, `per_client`, `everyone`, `largest`, `summed`, `for_round`,
         `project_corrected`, `keep_absent` and `message_size`.
@@ -82,6 +83,24 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         """
         return self
 
+    def land(self, y: PyTree, x: PyTree = None) -> tuple[PyTree, PyTree]:
+        """The projection of y, and the multipliers of the bounds that it met on the way.
+
+        Multipliers are positive at lower bounds, negative at upper ones and 0 elsewhere. For a
+        step along a gradient they have that step as a factor.
+        """
+        return self.project(y, x), optax.tree.zeros_like(y)
+
+    def sides(
+        self, y: PyTree, multipliers: PyTree, x: PyTree = None, *, previous: PyTree = None
+    ) -> PyTree:
+        """Which bounds are active by their multipliers, as `active` of a face has it.
+
+        A bound is active where its multiplier, times a step, is at least the distance of y from it.
+        `previous` is as in `face`. None for a set that is its own face.
+        """
+        return None
+
     def holding(self, active: PyTree) -> "AbstractSet":
         """The face on which these bounds hold with equality; `active` as of a face."""
         return self
@@ -93,6 +112,13 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         None for a set that is its own face.
         """
         return None
+
+    def multiply(self, x: PyTree, exponents: PyTree) -> PyTree:
+        """x exp(-exponents), scaled to lie in the set; for a `Simplex` and products of it."""
+        raise ValueError(
+            f"a {type(self).__name__} has no exponentiated gradient step, which is for a Simplex "
+            "and for a Product of it and Free: use aipod.EveryStep."
+        )
 
     def at(self, x: PyTree) -> "AbstractSet":
         """The set with x fixed; its methods then need no x. Loops over y start with this."""

@@ -3,7 +3,9 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from aipod.sets._bounds import Bounds, as_bounds
 from aipod.sets._box import Bound
@@ -38,6 +40,19 @@ class Simplex(AbstractBounded):
         require_concrete(total, "Simplex")
         self.rows = OneRow(_as_total(total, "Simplex"), None, _as_axis(axis), simplex=True)
         self.bounds = as_bounds(0.0, np.inf, "the Simplex")
+
+    def multiply(self, x: PyTree, exponents: PyTree) -> PyTree:
+        blocks, restore = self.rows.blocks(x)
+        powers, axis = self.rows.blocks(exponents)[0], self.rows.axis or 0
+
+        def scaled(v: Array, power: Array, right: Array) -> Array:
+            # With logarithms, and the largest entry at 1, nothing overflows.
+            logs = jnp.where(v > 0, jnp.log(jnp.where(v > 0, v, 1.0)), -jnp.inf) - power
+            weights = jnp.exp(logs - jnp.max(logs, axis, keepdims=True))
+            return right * weights / jnp.sum(weights, axis, keepdims=True)
+
+        parts = zip(blocks, powers, self.rows.rights(x, None), strict=True)
+        return restore([scaled(*part) for part in parts])
 
 
 class CappedSimplex(AbstractBounded):

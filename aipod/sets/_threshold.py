@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 _MOST_PASSES = 200  # bisection alone ends in fewer, in float64
+_LANES = 64
 
 
 class Row(eqx.Module):
@@ -50,13 +51,13 @@ class Row(eqx.Module):
     def total(self, v: Array) -> Array:
         """<w, v>."""
         weighted = v if self.weights is None else v * self.weights
-        return jnp.sum(weighted, axis=self.axis, keepdims=True)
+        return added(weighted, self.axis)
 
     def squares(self, free: Array) -> Array:
         """The sum of w^2 over the free entries."""
         counted = free.astype(self.right.dtype)
         squared = counted if self.weights is None else counted * self.weights**2
-        return jnp.sum(squared, axis=self.axis, keepdims=True)
+        return added(squared, self.axis)
 
 
 class _Search(eqx.Module):
@@ -71,13 +72,14 @@ class _Search(eqx.Module):
 
 def project_on_row(row: Row, y: Array) -> tuple[Array, Array]:
     """p, and z = y - t w."""
-    t = _simplex_threshold(row, y) if row.simplex else threshold(row, y)
+    t, count = _simplex_threshold(row, y) if row.simplex else (threshold(row, y), None)
     z = row.shifted(y, t)
     point = row.clipped(z)
     # The rounding of a large y is still in the sum. The point has its own, smaller scale.
     for _ in range(1 if row.simplex else 2):
         free = row.free(point)
-        rest = safe_ratio(row.total(point) - row.right, row.squares(free))
+        squares = row.squares(free) if count is None else count
+        rest = safe_ratio(row.total(point) - row.right, squares)
         polished = row.clipped(row.shifted(point, rest))
         point = jnp.where(free, polished, point)
     return point, z
@@ -88,24 +90,29 @@ def _rounding(row: Row, y: Array) -> float:
     return float(jnp.finfo(y.dtype).eps) * (8 + y.shape[row.axis] ** 0.5 / 8)
 
 
-def _simplex_threshold(row: Row, y: Array) -> Array:
-    """t for a simplex. The sum is convex in t, so Newton's method rises to the solution."""
+def _simplex_threshold(row: Row, y: Array) -> tuple[Array, Array]:
+    """t for a simplex, and how many entries are free about there.
+
+    The sum is convex in t, so Newton's method rises to the solution.
+    """
     near = _rounding(row, y) * row.right
-    mean = jnp.mean(y, row.axis, keepdims=True) - row.right / y.shape[row.axis]
-    # No entry exceeds the total. Neither number is beyond the solution.
-    first = jnp.maximum(mean, jnp.max(y, row.axis, keepdims=True) - row.right)
+    # As if all entries were free; that is not beyond the solution.
+    first = jnp.mean(y, row.axis, keepdims=True) - row.right / y.shape[row.axis]
 
-    def one_pass(search: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        t, _, passes = search
+    def one_pass(
+        search: tuple[Array, Array, Array, Array],
+    ) -> tuple[Array, Array, Array, Array]:
+        t, _, _, passes = search
         z = y - t
-        gap = row.total(row.clipped(z)) - row.right
-        return t + safe_ratio(gap, row.squares(row.free(z))), gap > near, passes + 1
+        gap, count = row.total(row.clipped(z)) - row.right, row.squares(row.free(z))
+        return t + safe_ratio(gap, count), count, gap > near, passes + 1
 
-    return jax.lax.while_loop(
-        lambda search: jnp.any(search[1]) & (search[2] < _MOST_PASSES),
+    t, count, _, _ = jax.lax.while_loop(
+        lambda search: jnp.any(search[2]) & (search[3] < _MOST_PASSES),
         one_pass,
-        (first, jnp.ones_like(first, bool), jnp.array(0)),
-    )[0]
+        (first, jnp.zeros_like(first), jnp.ones_like(first, bool), jnp.array(0)),
+    )
+    return t, count
 
 
 def threshold(row: Row, y: Array) -> Array:
@@ -176,6 +183,19 @@ def _extremes(row: Row, y: Array) -> tuple[Array, Array]:
     # Strictly beyond: entries that have only one bound are free there, and the sum is linear.
     beyond = jnp.where(beyond > 0, beyond, 1.0)
     return jnp.where(none, -jnp.inf, low - beyond), jnp.where(none, jnp.inf, high + beyond)
+
+
+def added(v: Array, axis: int) -> Array:
+    """The sum along an axis, which stays with length 1.
+
+    That of a long vector in two stages, the first over columns: XLA adds up a vector on a CPU one
+    number after the other.
+    """
+    whole = v.size // _LANES * _LANES
+    if v.ndim > 1 or whole < _LANES**2:
+        return jnp.sum(v, axis=axis, keepdims=True)
+    head = jnp.sum(v[:whole].reshape(-1, _LANES), axis=0)
+    return jnp.sum(head, keepdims=True) + jnp.sum(v[whole:], keepdims=True)
 
 
 def safe_ratio(value: Array, size: Array) -> Array:

@@ -64,13 +64,31 @@ class AbstractBounded(AbstractConvex):
     ) -> Face:
         y, correction, x, step = jax.lax.stop_gradient((y, correction, x, step))
         blocks, restore = self.rows.blocks(y)
-        pulls, data = self.rows.blocks(correction)[0], self._data(y, x)
-        old = [None] * len(blocks) if previous is None else self.rows.blocks(previous)[0]
-        sides = [
-            _sides(self.rows.bare(), b, jnp.asarray(step * pull), d, o)
-            for b, pull, d, o in zip(blocks, pulls, data, old, strict=True)
+        pushes, rows = self.rows.blocks(correction)[0], self.rows.bare()
+        data = self._data(y, x)
+        ends = [
+            rows.nearest(b - jnp.asarray(step * push), *d)[1]
+            for b, push, d in zip(blocks, pushes, data, strict=True)
         ]
-        return self.holding(restore(sides))
+        multipliers = restore([b - end for b, end in zip(blocks, ends, strict=True)])
+        return self.holding(self.sides(y, multipliers, x, previous=previous))
+
+    def land(self, y: PyTree, x: PyTree = None) -> tuple[PyTree, PyTree]:
+        blocks, restore = self.rows.blocks(y)
+        rows, data = self.rows.bare(), self._data(y, x)
+        found = [_nearest(b, *d, rows=rows) for b, d in zip(blocks, data, strict=True)]
+        return restore([p for p, _ in found]), restore([p - before for p, before in found])
+
+    def sides(
+        self, y: PyTree, multipliers: PyTree, x: PyTree = None, *, previous: PyTree = None
+    ) -> PyTree:
+        y, multipliers, x = jax.lax.stop_gradient((y, multipliers, x))
+        blocks, restore = self.rows.blocks(y)
+        pulls, data = self.rows.blocks(multipliers)[0], self._data(y, x)
+        old = [None] * len(blocks) if previous is None else self.rows.blocks(previous)[0]
+        parts = zip(blocks, pulls, data, old, strict=True)
+        found = restore([_sides(b, pull, d[0], d[1], o) for b, pull, d, o in parts])
+        return jax.tree.map(lambda side: side.astype(jnp.int8), found)
 
     def holding(self, active: PyTree) -> Face:
         return Face(self.rows, self.bounds, jax.tree.map(lambda s: s.astype(jnp.int8), active))
@@ -104,18 +122,8 @@ class AbstractBounded(AbstractConvex):
                 self.rows.require(lower, upper, right, name)
 
 
-def _sides(
-    rows: AbstractRows,
-    y: Array,
-    push: Array,
-    data: tuple[Array, Array, Any],
-    previous: Array | None,
-) -> Array:
-    """-1, 0 or 1 for each entry of a block."""
-    lower, upper, _ = data
-    before = rows.nearest(y - push, *data)[1]
-    # The multipliers of the bounds, times the step.
-    pull = y - before
+def _sides(y: Array, pull: Array, lower: Array, upper: Array, previous: Array | None) -> Array:
+    """-1, 0 or 1 for each entry of a block; `pull` are the multipliers of its bounds."""
     enter = 1.0 if previous is None else 1 / _BAND
     low, high = (
         (1.0, 1.0)
@@ -126,7 +134,7 @@ def _sides(
         )
     )
     # Rounding alone must not free an entry that lies on its bound.
-    slack = 16 * float(jnp.finfo(y.dtype).eps) * jnp.maximum(_largest(y), _largest(before))
+    slack = 16 * float(jnp.finfo(y.dtype).eps) * jnp.maximum(_largest(y), _largest(y - pull))
     at_lower = (y - lower <= low * pull + slack) | (lower >= upper)
     at_upper = upper - y <= -high * pull + slack
     return jnp.where(at_lower, -1.0, jnp.where(at_upper, 1.0, 0.0))

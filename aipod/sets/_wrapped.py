@@ -117,6 +117,14 @@ class Fixed(AbstractWrapped):
         found = self.base.face(y, correction, self.x, step=step, previous=previous)
         return found.at(self.x)
 
+    def land(self, y: PyTree, x: PyTree = None) -> tuple[PyTree, PyTree]:
+        return self.base.land(y, self.x)
+
+    def sides(
+        self, y: PyTree, multipliers: PyTree, x: PyTree = None, *, previous: PyTree = None
+    ) -> PyTree:
+        return self.base.sides(y, multipliers, self.x, previous=previous)
+
     def holding(self, active: PyTree) -> AbstractSet:
         return self if self.affine else self.base.holding(active).at(self.x)
 

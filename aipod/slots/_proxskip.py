@@ -28,12 +28,14 @@ class Skipped(NamedTuple):
     - `projections`: how often it projected.
     - `products`: for each iteration i from the second on <d_{i-1}, d_i>, d_i = gradient - r. The
         samples behind two iterations are independent, so these are free of their noise.
+    - `met`: on a set with bounds the sum of their multipliers over the projections; else None.
     """
 
     point: PyTree
     correction: PyTree
     projections: Array
     products: Array
+    met: PyTree = None
 
 
 def proxskip(
@@ -92,7 +94,7 @@ def watched_proxskip(
         tosses = tosses.at[-1].set(True)
 
     def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Any, Any]) -> tuple[Any, Any]:
-        point, residual, before = carry
+        point, residual, before, met = carry
         coin, draw_key, round_key = inputs
         slope = gradient(point, draw_key)
         ahead = local_step(slope, point, residual, lr)
@@ -101,7 +103,9 @@ def watched_proxskip(
             seen = optax.tree.sub(slope, residual)
             product = inner(before, seen, per_client=constraint.per_client)
 
-        def projected() -> tuple[PyTree, PyTree]:
+        def projected() -> tuple[PyTree, ...]:
+            if not constraint.affine:
+                return land(constraint, ahead, residual, met, lr=lr, probability=probability)
             new, corrected, _ = settle(
                 constraint,
                 ahead,
@@ -110,18 +114,20 @@ def watched_proxskip(
                 probability=probability,
                 key=round_key,
             )
-            return new, corrected
+            return new, corrected, met
 
-        def skipped() -> tuple[PyTree, PyTree]:
-            return ahead, residual
+        def skipped() -> tuple[PyTree, ...]:
+            return ahead, residual, met
 
         # One scalar coin outside vmap: a skipped projection is not computed.
-        return (*jax.lax.cond(coin, projected, skipped), seen), product
+        new, corrected, pushed = jax.lax.cond(coin, projected, skipped)
+        return (new, corrected, seen, pushed), product
 
     inputs = (tosses, keys, round_keys(key, steps))
     nothing = optax.tree.zeros_like(start) if watched else None
-    carry, products = jax.lax.scan(body, (start, correction, nothing), inputs)
-    return Skipped(carry[0], carry[1], jnp.sum(tosses), products)
+    unmet = None if constraint.affine else optax.tree.zeros_like(start)
+    carry, products = jax.lax.scan(body, (start, correction, nothing, unmet), inputs)
+    return Skipped(carry[0], carry[1], jnp.sum(tosses), products, carry[3])
 
 
 def local_steps(
@@ -183,6 +189,24 @@ def settle(
     new = cast_like(chosen.project_corrected(ahead, offset), ahead)
     corrected = axpy(correction, probability / lr, optax.tree.sub(new, ahead))
     return new, chosen.keep_absent(corrected, correction), known
+
+
+def land(
+    constraint: AbstractSet,
+    ahead: PyTree,
+    correction: PyTree,
+    met: PyTree,
+    *,
+    lr: Array,
+    probability: float | Array,
+) -> tuple[PyTree, PyTree, PyTree]:
+    """`settle` on a set with bounds, whose multipliers are added to `met`."""
+    offset = optax.tree.scale(lr / probability, correction)
+    landed, pushed = constraint.land(axpy(ahead, -1, offset))
+    new = cast_like(landed, ahead)
+    scale = probability / lr
+    corrected = axpy(correction, scale, optax.tree.sub(new, ahead))
+    return new, corrected, axpy(met, scale, pushed)
 
 
 def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray]:

@@ -118,3 +118,22 @@ def test_a_few_images_that_are_not_square_are_drawn_too():
     drawn = [image.get_array().shape for axes in figure.axes for image in axes.images]
     assert drawn == [(4, 5)] * 10
     plt.close(figure)
+
+
+@pytest.mark.parametrize("kind", ["box", "simplex"])
+def test_weights_in_a_box_or_on_a_simplex(kind, data):
+    """The wrong labels get no weight at all, most of them; the weights stay in their set."""
+    task = cleaning.build(dataclasses.replace(OPTIONS, weights=kind))
+    solver = aipod.AiPOD(lower_steps=10, adjoint_steps=20)
+    solution = aipod.solve(task.problem, solver, task.x0, task.y0, 200, key=jax.random.key(0))
+    weights = solution.x if kind == "box" else 60 * solution.x
+    assert jnp.all(weights >= 0)
+    if kind == "box":
+        assert jnp.all(weights <= 1)
+    else:
+        np.testing.assert_allclose(jnp.sum(weights), 60.0, rtol=1e-6)
+    assert cleaning.area_under_curve(solution.x, jnp.asarray(~data.wrong)) > 0.8
+    assert jnp.mean(weights[data.wrong] == 0) > jnp.mean(weights[~data.wrong] == 0)
+    figure = plt.figure()
+    task.picture.draw(figure, solution.x, solution.y)
+    plt.close(figure)

@@ -129,3 +129,30 @@ def test_the_chosen_exposures_are_those_of_cvxpy(task):
 def test_impossible_options_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be"):
         portfolio.Options(**{name: 0})
+
+
+def test_long_only_weights_are_those_of_a_quadratic_program():
+    options = portfolio.Options(long_only=True, cap=0.15)
+    task, data = portfolio.build(options), portfolio.market()
+    x = {"exposures": task.x0["exposures"] + 0.1, "log_aversion": jnp.asarray(3.0)}
+    found = aipod.exact_lower(task.problem, x, task.y0)
+    covariance, mean = moments(data.train)
+    y = cvxpy.Variable(20)
+    risk = 0.5 * np.exp(3.0) / 100 * cvxpy.quad_form(y, cvxpy.psd_wrap(covariance))
+    away = cvxpy.sum_squares(data.loadings.T @ y - np.asarray(x["exposures"]))
+    value = risk - mean @ y + 0.5 * options.ridge * cvxpy.sum_squares(y)
+    value = value + 0.5 * options.closeness * away
+    within = [cvxpy.sum(y) == 1, y >= 0, y <= 0.15]
+    cvxpy.Problem(cvxpy.Minimize(value), within).solve(cvxpy.CLARABEL)
+    np.testing.assert_allclose(found, y.value, atol=1e-6)
+    assert np.sum(found < 1e-12) >= 3
+    assert np.sum(found > 0.15 - 1e-12) >= 1
+    solver = aipod.EAiPOD(lower_steps=20, adjoint_steps=60)
+    solution = aipod.solve(task.problem, solver, task.x0, task.y0, 300, key=jax.random.key(0))
+    before, after = (task.record(x, solution.y)["volatility"] for x in (task.x0, solution.x))
+    assert after < 0.97 * before
+
+
+def test_a_cap_that_leaves_no_portfolio_is_refused():
+    with pytest.raises(ValueError, match="cap"):
+        portfolio.Options(long_only=True, cap=0.04)

@@ -118,14 +118,21 @@ def test_the_days_are_as_asked():
     assert abs(days.std() - 0.2) < 0.01  # 5 standard errors of 5,000 days
 
 
-def test_the_lower_level_is_the_convex_program_of_cvxpy(roads, task, point):
-    destination, link = roads.arcs
+def network_of(roads):
+    """The matrices that add flows up on links, and at nodes."""
+    link = roads.arcs[1]
     sums = np.zeros((5, len(link)))
     sums[link, np.arange(len(link))] = 1
     tail, head = roads.union()
     incidence = np.zeros((8, len(link)))
     np.add.at(incidence, (head, np.arange(len(link))), 1)
     np.add.at(incidence, (tail, np.arange(len(link))), -1)
+    return sums, incidence
+
+
+def test_the_lower_level_is_the_convex_program_of_cvxpy(roads, task, point):
+    destination, link = roads.arcs
+    sums, incidence = network_of(roads)
     size = roads.trips.sum(axis=0)[destination]
     y = cvxpy.Variable(len(link))
     v = sums @ y
@@ -189,3 +196,28 @@ def test_a_run_finds_the_tolls_that_scipy_finds(roads, task):
 def test_impossible_options_are_refused(change):
     with pytest.raises(ValueError, match=f"{next(iter(change))} must be"):
         tolls.Options(**change)
+
+
+def test_flows_of_at_least_zero_without_the_entropy(roads):
+    """Roads that are too slow are left empty, and the flows are those of a convex program."""
+    options = tolls.Options(days=20, batch_size=5, spread=0.1, elasticity=0.05, bounded=True)
+    task = tolls.build_on(roads, options)
+    x = jnp.array([0.0, 0.0, 9.0, 0.0, 0.0])
+    found = aipod.exact_lower(task.problem, x, task.y0) * units(roads)
+    sums, incidence = network_of(roads)
+    y = cvxpy.Variable(sums.shape[1])
+    v = sums @ y
+    growth = 0.15 * np.mean(DAYS**4) / 5 * roads.free_time / roads.capacity**4
+    time = (roads.free_time + np.asarray(x)) @ v + growth @ cvxpy.power(v, 5)
+    ridge = cvxpy.sum_squares(cvxpy.multiply(y, 1 / units(roads)))
+    demand = roads.demand(made(roads, np.asarray(x)))
+    program = cvxpy.Problem(
+        cvxpy.Minimize(time + 0.5 * options.spread * ridge), [incidence @ y == demand, y >= 0]
+    )
+    program.solve(solver=cvxpy.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+    np.testing.assert_allclose(found, y.value, atol=1e-5)
+    assert jnp.all(found >= 0)
+    # Nobody takes the bridge at this toll.
+    np.testing.assert_allclose(found[roads.arcs[1] == 2], 0.0, atol=1e-12)
+    measured = task.record(x, found / units(roads))
+    assert measured["unrest"] < 1e-6

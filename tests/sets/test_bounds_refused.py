@@ -129,9 +129,3 @@ def test_emptiness_is_relative_and_known_under_jit(made, x, expected):
 def test_emptiness_needs_a_point_where_numbers_stand_for_all_entries():
     with pytest.raises(ValueError, match="pass like=y"):
         aipod.CappedSimplex(1.0, 0.5).emptiness()
-
-
-@pytest.mark.parametrize("level", ["upper_set", "lower_set"])
-def test_a_problem_takes_affine_sets_only(level):
-    with pytest.raises(ValueError, match=f"{level} has bounds, but solvers take affine sets only"):
-        aipod.Bilevel(lambda x, y, _: 0.0, lambda x, y, _: 0.0, **{level: aipod.Simplex()})

@@ -1,16 +1,20 @@
 """Data hyper-cleaning: finds wrong training labels with the help of a few clean examples.
 
     min over x of   F(x) = mean over clean examples of  loss(y*(x))
-    y*(x) = argmin of  mean over training examples i of  sigmoid(x_i) loss_i(y) + ridge / 2 ||y||^2
+    y*(x) = argmin of  mean over training examples i of  w_i loss_i(y) + ridge / 2 ||y||^2
 
 Franceschi et al. (2017), the field's standard benchmark, as `benchmark_bilevel` (Dagréou et al.,
 2022) has it, except for the model: here it is a softmax regression, so that the lower level is
-strongly convex. Neither level is constrained. Half of the training labels are replaced by wrong
-ones. The method is not told which, and should give those examples small weights.
+strongly convex. Half of the training labels are replaced by wrong ones. The method is not told
+which, and should give those examples small weights.
+
+The weights w are sigmoid(x), and neither level is constrained; or x itself, within [0, 1]; or x on
+a simplex, times the number of examples.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -23,6 +27,7 @@ from aipod.data import load
 from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
 from aipod.experiments.limits import POSITIVE, Limit, at_least, check_limits
 from aipod.problem import Bilevel, Minibatches
+from aipod.sets import AbstractSet, Box, Free, Simplex
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +45,9 @@ class Options:
     validation: int = option(200, "clean examples for the upper level", at_least(1))
     ridge: float = option(0.005, "the strongly convex term of the lower level", POSITIVE)
     batch_size: int = option(256, "examples in a minibatch, of either level", at_least(1))
+    weights: Literal["sigmoid", "box", "simplex"] = option(
+        "sigmoid", "sigmoid(x); or x within [0, 1]; or x on a simplex, times the examples"
+    )
     problem_seed: int = option(0, "seed of the split and of the wrong labels", at_least(0))
 
     def __post_init__(self) -> None:
@@ -118,6 +126,22 @@ def area_under_curve(scores: Array, positive: Array) -> Array:
     return above / (positives * (total - positives))
 
 
+class _Weighting(NamedTuple):
+    """How x gives the weights: the set of x, the weights of its entries, and a start."""
+
+    upper_set: AbstractSet
+    weights: Callable[[Array], Array]
+    start: float
+
+
+def _weighting(kind: str, size: int) -> _Weighting:
+    return {
+        "sigmoid": _Weighting(Free(), jax.nn.sigmoid, 0.0),
+        "box": _Weighting(Box(0.0, 1.0), lambda x: x, 0.5),
+        "simplex": _Weighting(Simplex(), lambda x: size * x, 1 / size),
+    }[kind]
+
+
 def build(options: Options) -> Task:
     data = mixture(options)
     training, validation, test = (
@@ -125,18 +149,20 @@ def build(options: Options) -> Task:
         for examples in (data.training, data.validation, data.test)
     )
     size = len(data.truth)
+    how = _weighting(options.weights, size)
 
     def upper(x: Array, y: Array, batch: tuple[Array, Array]) -> Array:
         return jnp.mean(losses(y, *batch))
 
     def lower(x: Array, y: Array, batch: tuple[Array, Array, Array]) -> Array:
         inputs, labels, index = batch
-        weights = jax.nn.sigmoid(x[index])
+        weights = how.weights(x[index])
         return jnp.mean(weights * losses(y, inputs, labels)) + 0.5 * options.ridge * jnp.sum(y**2)
 
     problem = Bilevel(
         upper=upper,
         lower=lower,
+        upper_set=how.upper_set,
         upper_samples=Minibatches(validation, options.batch_size),
         lower_samples=Minibatches((*training, jnp.arange(size)), options.batch_size),
     )
@@ -150,9 +176,9 @@ def build(options: Options) -> Task:
         }
 
     def draw(figure: "Figure", x: Array, y: Array) -> None:
-        draw_weights(figure, data, np.asarray(jax.nn.sigmoid(x)))
+        draw_weights(figure, data, np.asarray(how.weights(x)))
 
-    x0, y0 = jnp.zeros(size), jnp.zeros((training[0].shape[1], data.classes))
+    x0, y0 = jnp.full(size, how.start), jnp.zeros((training[0].shape[1], data.classes))
     return Task(problem, x0, y0, record, picture=Picture(draw, _CAPTION, (9.6, 3.5)))
 
 
@@ -169,8 +195,9 @@ def draw_weights(figure: "Figure", data: Mixture, weights: np.ndarray) -> None:
     place = left.subplots()
     kinds = ((~data.wrong, "right label", "#0072B2"), (data.wrong, "wrong label", "#D55E00"))
     for chosen, label, colour in kinds:
-        place.hist(weights[chosen], 40, range=(0, 1), color=colour, alpha=0.7, label=label)
-    place.set(xlabel="weight sigmoid(x)", ylabel="training examples")
+        top = max(1.0, float(weights.max()))
+        place.hist(weights[chosen], 40, range=(0, top), color=colour, alpha=0.7, label=label)
+    place.set(xlabel="weight", ylabel="training examples")
     place.legend(loc="upper center")
     order = np.argsort(weights)
     columns, pixels = 8, data.training.inputs.shape[1] - 1

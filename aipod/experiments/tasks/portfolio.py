@@ -9,6 +9,9 @@ weeks. The weights y add up to one and have exactly the exposures x: a coupling 
 sum of the exposures is fixed at that of equal weights, so that the upper level cannot reduce risk
 by owning less of the market. For each a the lower solution is affine in x, and a quadratic program
 gives the best x.
+
+Long only, the weights lie between 0 and a cap. Then they cannot have any exposures, so L'y = x
+becomes a term closeness / 2 ||L'y - x||^2.
 """
 
 import dataclasses
@@ -20,11 +23,11 @@ from jaxtyping import Array
 
 from aipod._hypergradient import exact_lower
 from aipod.experiments.base import Experiment, Metric, Panel, Picture, Task, option, varied
-from aipod.experiments.limits import POSITIVE, at_least, check_limits
+from aipod.experiments.limits import POSITIVE, Limit, at_least, check_limits
 from aipod.experiments.tasks import facts
 from aipod.experiments.tasks.measures import exactly
 from aipod.problem import Bilevel, Minibatches
-from aipod.sets import Affine, Budget, Free, Product
+from aipod.sets import AbstractSet, Affine, Budget, CappedSimplex, Free, Product
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,11 +44,18 @@ _NAMES = {
 _TRAIN, _VALIDATION = 252, 352
 
 
+# Twenty shares must be able to add up to one.
+_CAP = Limit("be between 0.06 and 1", lambda value: 0.06 <= value <= 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     risk_aversion: float = option(8.0, "the risk aversion e^a to start from", POSITIVE)
     ridge: float = option(0.2, "the pull of the weights towards zero", POSITIVE)
     batch_size: int = option(64, "weeks in a minibatch", at_least(1))
+    long_only: bool = option(False, "weights are not negative, and come near the exposures")
+    cap: float = option(0.2, "the largest weight of a share, long only", _CAP)
+    closeness: float = option(5.0, "the price of other exposures, long only", POSITIVE)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -84,11 +94,21 @@ def volatility(weights: Array, returns: Array) -> Array:
     return jnp.sqrt(risk(weights, returns, jnp.mean(returns, axis=0)) * _WEEKS_A_YEAR)
 
 
+def _weights_set(options: Options, loadings: np.ndarray) -> AbstractSet:
+    if options.long_only:
+        return CappedSimplex(1.0, options.cap)
+    return Affine(
+        np.vstack([np.ones(len(loadings)), loadings.T]),
+        np.append(1.0, np.zeros(_FACTORS)),
+        coupling=lambda x: jnp.concatenate([jnp.zeros(1), -x["exposures"]]),
+    )
+
+
 def build(options: Options) -> Task:
     data = market()
     train, validation = jnp.asarray(data.train, float), jnp.asarray(data.validation, float)
     train_means, validation_means = jnp.mean(train, axis=0), jnp.mean(validation, axis=0)
-    shares = train.shape[1]
+    shares, loadings = train.shape[1], jnp.asarray(data.loadings, float)
 
     def upper(x: dict[str, Array], y: Array, returns: Array) -> Array:
         return risk(y, returns, validation_means)
@@ -96,7 +116,10 @@ def build(options: Options) -> Task:
     def lower(x: dict[str, Array], y: Array, returns: Array) -> Array:
         # Risk aversion refers to returns as fractions; these are in per cent, hence the 100.
         dislike = 0.5 * jnp.exp(x["log_aversion"]) / 100 * risk(y, returns, train_means)
-        return dislike - jnp.mean(returns @ y) + 0.5 * options.ridge * jnp.sum(y**2)
+        value = dislike - jnp.mean(returns @ y) + 0.5 * options.ridge * jnp.sum(y**2)
+        if not options.long_only:
+            return value
+        return value + 0.5 * options.closeness * jnp.sum((loadings.T @ y - x["exposures"]) ** 2)
 
     y0 = jnp.full(shares, 1 / shares)
     x0 = {
@@ -107,11 +130,7 @@ def build(options: Options) -> Task:
         upper=upper,
         lower=lower,
         upper_set=Product({"exposures": Budget(jnp.sum(x0["exposures"])), "log_aversion": Free()}),
-        lower_set=Affine(
-            np.vstack([np.ones(shares), data.loadings.T]),
-            np.append(1.0, np.zeros(_FACTORS)),
-            coupling=lambda x: jnp.concatenate([jnp.zeros(1), -x["exposures"]]),
-        ),
+        lower_set=_weights_set(options, data.loadings),
         upper_samples=Minibatches(validation, options.batch_size),
         lower_samples=Minibatches(train, options.batch_size),
     )

@@ -40,7 +40,7 @@ from aipod.experiments.tasks.roads import (
 )
 from aipod.experiments.tasks.roads_picture import draw_roads
 from aipod.problem import Bilevel, Minibatches
-from aipod.sets import Budget, Flow
+from aipod.sets import Bounded, Budget, Flow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +57,9 @@ _BELOW_ONE = Limit("be 0 or more and below 1", lambda value: 0 <= value < 1)
 class Options:
     spread: float = option(
         3.0, "eps, how freely drivers deviate from the quickest route, in time", POSITIVE
+    )
+    bounded: bool = option(
+        False, "flows of at least 0 and a ridge in place of the entropy; slow on many roads"
     )
     elasticity: float = option(
         0.02, "how many trips a unit of toll on their route takes away", POSITIVE
@@ -129,7 +132,9 @@ def build_on(roads: Roads, options: Options) -> Task:
         congestion = growth * (jnp.maximum(v, 0.0) / capacity) ** POWER
         time = free_time * v * (1 + congestion)
         # With s = y / sqrt(D), the share of the destination's drivers: D s log(s).
-        disorder = jnp.sum(unit**2 * entropy(y / unit, _FLOOR))
+        disorder = 0.5 * jnp.sum(y**2)
+        if not options.bounded:
+            disorder = jnp.sum(unit**2 * entropy(y / unit, _FLOOR))
         return jnp.sum(time + x * v) + options.spread * disorder
 
     def travel_time(y: Array, factors: Array) -> Array:
@@ -148,11 +153,12 @@ def build_on(roads: Roads, options: Options) -> Task:
         return demand(jnp.zeros(links)) - demand(x)
 
     tail, head = roads.union()
+    flow = Flow(tail, head, demand(jnp.zeros(links)), coupling=shortfall)
     problem = Bilevel(
         upper=upper,
         lower=lower,
         upper_set=Budget(0.0, present_flows),
-        lower_set=Flow(tail, head, demand(jnp.zeros(links)), coupling=shortfall),
+        lower_set=Bounded(flow, lower=0.0) if options.bounded else flow,
         upper_samples=Minibatches(jnp.asarray(days, float), options.batch_size),
         lower_samples=Minibatches(jnp.asarray(days, float), options.batch_size),
     )
@@ -163,7 +169,11 @@ def build_on(roads: Roads, options: Options) -> Task:
     def record(x: Array, y: Array) -> dict[str, Array]:
         y = problem.lower_set.project(y, x)
         objective = upper(x, y, all_days)
-        unrest = problem.lower_set.tangent(jax.grad(lower, argnums=1)(x, y, all_days))
+        slope = jax.grad(lower, argnums=1)(x, y, all_days)
+        if options.bounded:
+            unrest = y - problem.lower_set.project(y - slope, x)
+        else:
+            unrest = problem.lower_set.tangent(slope)
         return {
             "saved": 100 * (before - objective) / before,
             "time": travel_time(y, all_days),

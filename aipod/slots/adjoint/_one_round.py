@@ -14,6 +14,7 @@ from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
+from aipod.slots._facing import is_face, turned
 from aipod.slots._proxskip import settle, step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -51,6 +52,14 @@ def warm_start(
     dtype = jnp.result_type(*jax.tree.leaves(y))
     given = jnp.asarray(0.0 if damping is None else damping, dtype)
     return WarmState(zeros, zeros, given, zeros if compressed else None, health)
+
+
+def followed(lower_set: AbstractSet, state: WarmState) -> WarmState:
+    """The state on the face of this outer step; as it is where the lower set has no bounds."""
+    if not is_face(lower_set):
+        return state
+    u, correction = turned(lower_set, state.u, state.correction)
+    return dataclasses.replace(state, u=u, correction=correction)
 
 
 def only_correction(state: WarmState) -> PyTree:
@@ -125,6 +134,7 @@ class OneRoundAdjoint(AbstractAdjoint):
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
+        state = followed(lower_set, state)
         parts = quadratic_parts(turn, self.steps)
 
         def dot(a: PyTree, b: PyTree) -> Array:

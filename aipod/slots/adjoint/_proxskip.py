@@ -15,7 +15,13 @@ from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
-from aipod.slots.adjoint._one_round import OneRoundAdjoint, WarmState, only_correction, warm_start
+from aipod.slots.adjoint._one_round import (
+    OneRoundAdjoint,
+    WarmState,
+    followed,
+    only_correction,
+    warm_start,
+)
 from aipod.slots.adjoint._quadratic import damped, quadratic_parts
 from aipod.stepsize import (
     Curvature,
@@ -113,6 +119,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         start = state if self.warm else warm_start(turn.y, self.damping)
+        start = followed(turn.problem.lower_set, start) if self.warm else start
         parts = quadratic_parts(turn, self.steps)
 
         def gradient(u: PyTree, key: PRNGKeyArray) -> PyTree:

@@ -9,6 +9,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import axpy
 from aipod.problem import Bilevel, draw
 from aipod.slots._cost import Cost
+from aipod.slots._facing import refuse_bounds
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
 from aipod.stepsize import (
@@ -72,6 +73,7 @@ class AugmentedLagrangian(AbstractLower):
                 "lower_set crosses clients, for which an augmented Lagrangian would communicate in "
                 "every gradient step: use aipod.EAiPOD."
             )
+        refuse_bounds(problem, self)
         residual, pull = jax.vjp(lambda y: problem.lower_set.residual(y, x), y)
         push = jax.linearize(lambda y: problem.lower_set.residual(y, x), y)[1]
         start = optax.tree.random_like(jax.random.key(0), y, jax.random.normal)

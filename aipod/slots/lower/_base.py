@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
+from aipod.slots._facing import refuse_bounds
 from aipod.slots._turn import Turn
 from aipod.stepsize import StepSize
 
@@ -19,7 +20,7 @@ class AbstractLower(eqx.Module):
     A subclass must have a field `lr` and answer `run`. It may answer the rest: `init` when it keeps
     something from one outer step to the next, `draws` when it wants the features of a `Composite`
     computed once, `deferred` and `settle` when its projection waits for the end of the outer step,
-    `own` when only a part of its state belongs to a client.
+    `faced` when it takes sets with bounds, `own` when only a part of its state belongs to a client.
 
     !!! example
         ```python
@@ -55,7 +56,16 @@ class AbstractLower(eqx.Module):
         Only shapes and types may be read from the problem, x and y: over a network the server
         calls this without any data.
         """
+        refuse_bounds(problem, self)
         return None
+
+    def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
+        """The problem as the rest of the outer step sees it, with a lower set that is affine.
+
+        Where the lower set has bounds, that is its active face, which the slot has decided on.
+        """
+        refuse_bounds(problem, self)
+        return problem
 
     @property
     def draws(self) -> int:

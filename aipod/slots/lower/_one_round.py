@@ -12,7 +12,8 @@ from aipod._misc.tree import axpy
 from aipod.problem import Bilevel
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
-from aipod.slots._proxskip import local_steps, settle
+from aipod.slots._facing import Facing, nothing_faced, on_face
+from aipod.slots._proxskip import land, local_steps, settle
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
 from aipod.stepsize import (
@@ -34,12 +35,14 @@ class OneRoundState(eqx.Module):
     - `known`: with compression, what the server knows of each client.
     - `share`, `agreement`: with tempered steps, the share of the curvature's step in force, and how
         far the last local steps agreed.
+    - `facing`: on a set with bounds, which of them are active.
     """
 
     correction: PyTree
     known: PyTree | None = None
     share: Array | None = None
     agreement: Array | None = None
+    facing: Facing | None = None
 
 
 class OneRound(AbstractLower):
@@ -94,7 +97,8 @@ class OneRound(AbstractLower):
         problem.lower_set.check_corrections(y, name="lower_set")
         # What the server knows of each client at first: the start, which all share.
         known = None if self.compression is None else y
-        state = OneRoundState(optax.tree.zeros_like(y), known)
+        facing = nothing_faced(problem.lower_set, x, y)
+        state = OneRoundState(optax.tree.zeros_like(y), known, facing=facing)
         if not self._tempered:
             return state
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
@@ -107,6 +111,9 @@ class OneRound(AbstractLower):
         mask = jax.tree.map(lambda _: False, state)
         mine = jax.tree.map(lambda _: True, state.correction)
         return eqx.tree_at(lambda s: s.correction, mask, mine)
+
+    def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
+        return on_face(problem, state.facing)
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
@@ -126,18 +133,26 @@ class OneRound(AbstractLower):
         return end, state, turn.lower_cost(1, lower_draws=self.steps, deferred=True)
 
     def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
-        y, correction, known = settle(
-            turn.lower_set,
-            turn.y,
-            state.correction,
-            state.known,
-            lr=self._lr(state, turn.rates),
-            probability=1 / self.steps,
-            compression=self.compression,
-            key=turn.round_key,
-        )
+        lr, lower_set, facing = self._lr(state, turn.rates), turn.lower_set, state.facing
         share = tempered(state.share, state.agreement) if self._tempered else None
-        return y, OneRoundState(correction, known, share, state.agreement)
+        if lower_set.affine:
+            y, correction, known = settle(
+                lower_set,
+                turn.y,
+                state.correction,
+                state.known,
+                lr=lr,
+                probability=1 / self.steps,
+                compression=self.compression,
+                key=turn.round_key,
+            )
+        else:
+            zero, known = optax.tree.zeros_like(turn.y), state.known
+            y, correction, met = land(
+                lower_set, turn.y, state.correction, zero, lr=lr, probability=1 / self.steps
+            )
+            facing = facing.after(turn, y, met, 1, lr=lr, steps=jnp.asarray(self.steps))
+        return y, OneRoundState(correction, known, share, state.agreement, facing)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if y_hat had been `change` further when it was sent."""

@@ -1,13 +1,18 @@
 """Projected stochastic gradient descent: AiPOD's lower level."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_keys
 from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
+from aipod.slots._facing import nothing_faced, on_face
 from aipod.slots._proxskip import step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -18,6 +23,8 @@ class ProjectedSGD(AbstractLower):
     """S projected stochastic gradient steps (`update-ys`).
 
         y <- project(y - beta grad_y g(x, y; phi), x)
+
+    On a set with bounds the way of the projections, over beta, gives their multipliers in the mean.
 
     **Arguments:**
 
@@ -44,9 +51,21 @@ class ProjectedSGD(AbstractLower):
     def common(self, problem: Bilevel) -> bool:
         return True
 
+    def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        return nothing_faced(problem.lower_set, x, y)
+
+    def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
+        return on_face(problem, state)
+
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.lower_set
         gradient = turn.lower_gradient(self.steps)
+        cost = turn.lower_cost(self.steps, lower_draws=self.steps)
+
+        def bounded(carry: tuple[PyTree, PyTree], key: PRNGKeyArray) -> tuple[Any, None]:
+            point, total = carry
+            landed, met = lower_set.land(axpy(point, -lr, gradient(point, key)))
+            return (cast_like(landed, point), axpy(total, 1 / lr, met)), None
 
         def body(point: PyTree, keys: tuple[PRNGKeyArray, PRNGKeyArray]) -> tuple[PyTree, None]:
             draw_key, round_key = keys
@@ -55,5 +74,10 @@ class ProjectedSGD(AbstractLower):
 
         # The samples' keys are those of ProxSkip, which with p = 1 then sees the same samples.
         keys = (step_keys(turn.key, self.steps)[1], round_keys(turn.key, self.steps))
-        y, _ = jax.lax.scan(body, turn.y, keys)
-        return y, state, turn.lower_cost(self.steps, lower_draws=self.steps)
+        if lower_set.affine:
+            y, _ = jax.lax.scan(body, turn.y, keys)
+            return y, state, cost
+        start = (turn.y, optax.tree.zeros_like(turn.y))
+        (y, met), _ = jax.lax.scan(bounded, start, keys[0])
+        steps = jnp.asarray(self.steps)
+        return y, state.after(turn, y, met, self.steps, lr=lr, steps=steps), cost

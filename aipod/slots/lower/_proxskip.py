@@ -3,12 +3,14 @@
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
-from aipod.slots._proxskip import proxskip
+from aipod.slots._facing import Facing, nothing_faced, on_face
+from aipod.slots._proxskip import watched_proxskip
 from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -17,9 +19,10 @@ from aipod.stepsize import Curvature, StepSize, check_lr, check_probability, che
 
 
 class ProxSkipState(eqx.Module):
-    """The correction r."""
+    """The correction r; on a set with bounds also which of them are active."""
 
     correction: PyTree
+    facing: Facing | None = None
 
 
 @once_is_one_round
@@ -32,7 +35,8 @@ class ProxSkip(AbstractLower):
         otherwise:           y <- y_hat
 
     r and y are carried over from one outer step to the next; r tends to grad_y g(x, y*(x)), so
-    the skipped projections leave no error behind.
+    the skipped projections leave no error behind. On a set with bounds the entries of r hold their
+    multipliers, which tell the bounds that are active.
 
     **Arguments:**
 
@@ -74,23 +78,33 @@ class ProxSkip(AbstractLower):
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
-        return ProxSkipState(optax.tree.zeros_like(y))
+        facing = nothing_faced(problem.lower_set, x, y)
+        return ProxSkipState(optax.tree.zeros_like(y), facing)
+
+    def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
+        return on_face(problem, state.facing)
 
     def common(self, problem: Bilevel) -> bool:
         return problem.lower_set.cohorts
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        y, correction, projections = proxskip(
+        lr, facing = turn.lr(self.lr), state.facing
+        found = watched_proxskip(
             turn.lower_gradient(self.steps),
             turn.lower_set,
             turn.y,
             state.correction,
-            lr=turn.lr(self.lr),
+            lr=lr,
             probability=self.prob,
             steps=self.steps,
             key=turn.key,
             # Who was absent must be able to go on from what the others have found.
             last=turn.problem.lower_set.cohorts,
+            watched=False,
         )
-        cost = turn.lower_cost(projections, lower_draws=self.steps)
-        return y, ProxSkipState(correction), cost
+        if found.met is not None:
+            y, made = found.point, found.projections
+            steps = jnp.maximum(self.steps, 1 / self.prob)
+            facing = facing.after(turn, y, found.met, made, lr=lr, steps=steps)
+        cost = turn.lower_cost(found.projections, lower_draws=self.steps)
+        return found.point, ProxSkipState(found.correction, facing), cost

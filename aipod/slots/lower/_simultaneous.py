@@ -6,6 +6,7 @@ from jaxtyping import PyTree
 from aipod._misc.tree import axpy
 from aipod.problem import Bilevel, draw
 from aipod.slots._cost import Cost
+from aipod.slots._facing import refuse_bounds
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
 from aipod.stepsize import Curvature, StepSize, check_lr
@@ -35,6 +36,7 @@ class SimultaneousLower(AbstractLower):
         check_lr(self.lr, "lower_lr")
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        refuse_bounds(problem, self)
         return y
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:

@@ -4,6 +4,7 @@ from aipod.slots.upper._base import AbstractUpper as AbstractUpper
 from aipod.slots.upper._delayed import Delayed as Delayed
 from aipod.slots.upper._difference import DifferenceStep as DifferenceStep
 from aipod.slots.upper._every import EveryStep as EveryStep
+from aipod.slots.upper._exponentiated import ExponentiatedGradient as ExponentiatedGradient
 from aipod.slots.upper._local import LocalUpper as LocalUpper
 from aipod.slots.upper._optimisers import fading_adam as fading_adam
 from aipod.slots.upper._paced import paced_adam as paced_adam

@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel, draw
@@ -18,6 +18,7 @@ from aipod.slots.upper._base import (
     optimizer_step,
     step_between,
 )
+from aipod.slots.upper._mapping import first_length, mapped, next_length
 from aipod.slots.upper._seen import (
     Seen,
     UpperState,
@@ -37,6 +38,10 @@ class Delayed(AbstractUpper):
 
     With `optimizer` the last line is that transformation's step on the pseudo-gradient
     x - project_x(x_T), of which delta is the special case `optax.sgd(delta)`.
+
+    On an upper set with bounds the point that delta leads to is projected once more. With T > 1 the
+    objective f is evaluated a little outside the bounds, and x ends O(alpha T) off, as with
+    equalities.
 
     **Arguments:**
 
@@ -73,7 +78,13 @@ class Delayed(AbstractUpper):
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
-        return UpperState(own, nothing_seen(problem, x, difference=True))
+        return UpperState(
+            own, nothing_seen(problem, x, difference=True), length=self._length(problem, x)
+        )
+
+    def _length(self, problem: Bilevel, x: PyTree) -> Array | None:
+        """With a step size the T steps themselves give the gradient mapping."""
+        return first_length(problem, x) if self.lr is None else None
 
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
@@ -103,10 +114,12 @@ class Delayed(AbstractUpper):
         upper_set = problem.upper_set.for_round(turn.round_key)
         draws = self.steps - 1
         if self.lr is None and self.optimizer is not None:
-            along = cast_like(upper_set.tangent(optax.tree.scale(1 / self.steps, total)), x)
+            mean = optax.tree.scale(1 / self.steps, total)
+            along, length = mapped(upper_set, x, mean, state.length)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, problem.upper_set, along, x, new)
-            return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
+            kept = UpperState(own, seen, length=next_length(length, along, x, new))
+            return new, kept, turn.upper_cost(2, rounds=1, upper_draws=draws)
         landed = cast_like(upper_set.project(axpy(x, -lr, total)), x)
         length = lr * self.steps
         if self.optimizer is not None:
@@ -118,6 +131,12 @@ class Delayed(AbstractUpper):
         seen = by_difference(state.seen, x, landed, length)
         if isinstance(self.delta, float | int) and self.delta == 1:
             return landed, UpperState(None, seen), cost
+        if not problem.upper_set.affine:
+            # Beyond the landing point x may be out of the set. A second projection brings it back,
+            # and keeps the fixed points.
+            further = axpy(x, self.delta, optax.tree.sub(landed, x))
+            new = cast_like(upper_set.project(further), x)
+            return new, UpperState(None, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
         # The difference lies in the tangent space but for rounding. Left as it is, every step would
         # multiply the error off the set by 1 - delta: for delta above 2 a long run ends in NaN.
         along = problem.upper_set.tangent(optax.tree.sub(landed, x))

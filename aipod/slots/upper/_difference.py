@@ -16,6 +16,7 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
+from aipod.slots.upper._mapping import first_length, mapped, next_length
 from aipod.slots.upper._seen import (
     Seen,
     UpperState,
@@ -64,7 +65,8 @@ class DifferenceStep(AbstractUpper):
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
         by_rounding = self.optimizer is None
-        return UpperState(own, nothing_seen(problem, x, difference=by_rounding))
+        length = None if self.optimizer is None else first_length(problem, x)
+        return UpperState(own, nothing_seen(problem, x, difference=by_rounding), length=length)
 
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
@@ -95,10 +97,11 @@ class DifferenceStep(AbstractUpper):
         direction = turn.direction(through, batch)
         upper_set = problem.upper_set.for_round(turn.round_key)
         if self.optimizer is not None:
-            along = cast_like(upper_set.tangent(direction), x)
+            along, length = mapped(upper_set, x, direction, state.length)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, through, batch)
             seen = by_optimizer(state.seen, problem.upper_set, along, x, new)
-            return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, lower_draws=1)
+            kept = UpperState(own, seen, length=next_length(length, along, x, new))
+            return new, kept, turn.upper_cost(2, rounds=1, lower_draws=1)
         lr = turn.lr(self.lr)
         new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
         seen = by_difference(state.seen, x, new, lr)

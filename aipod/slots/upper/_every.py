@@ -17,6 +17,7 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
+from aipod.slots.upper._mapping import first_length, mapped, next_length
 from aipod.slots.upper._seen import (
     Seen,
     UpperState,
@@ -35,7 +36,8 @@ class EveryStep(AbstractUpper):
         x <- project_x(x - alpha (grad_x f + w))
 
     With `optimizer`, any Optax transformation u of the projected gradient instead:
-    x <- project_x(x + u(P_x (grad_x f + w))).
+    x <- project_x(x + u(P_x (grad_x f + w))). On a set with bounds the gradient mapping takes the
+    place of P_x (grad_x f + w).
 
     **Arguments:**
 
@@ -70,7 +72,9 @@ class EveryStep(AbstractUpper):
         own = None if self.optimizer is None else self.optimizer.init(x)
         known = None if self.compression is None else optax.tree.zeros_like(x)
         difference = self.optimizer is None and problem.upper_set.constrained
-        return UpperState(own, nothing_seen(problem, x, difference=difference), known)
+        length = None if self.optimizer is None else first_length(problem, x)
+        seen = nothing_seen(problem, x, difference=difference)
+        return UpperState(own, seen, known, length=length)
 
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
@@ -90,11 +94,13 @@ class EveryStep(AbstractUpper):
             direction = known = told(direction, known, self.compression)
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
         if self.optimizer is not None:
-            along = cast_like(upper_set.tangent(direction), x)
+            along, length = mapped(upper_set, x, direction, state.length)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
-            return new, UpperState(own, seen, known), turn.upper_cost(2, rounds=1)
+            length = next_length(length, along, x, new)
+            kept = UpperState(own, seen, known, length=length)
+            return new, kept, turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
         new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
         if turn.problem.upper_set.constrained:

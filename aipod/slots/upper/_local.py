@@ -75,6 +75,11 @@ class LocalUpper(AbstractUpper):
         return self.nested
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        if not problem.upper_set.affine:
+            raise ValueError(
+                "upper_set has bounds, which LocalUpper does not take: use aipod.EveryStep or "
+                "aipod.Delayed, which the solvers AiPOD, EAiPOD and E3AiPOD have."
+            )
         own = None if self.optimizer is None else self.optimizer.init(x)
         return UpperState(own, nothing_seen(problem, x, difference=True))
 

@@ -60,6 +60,11 @@ class Periodic(AbstractUpper):
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         if self.steps == 1:
             return EveryStep(self.lr, self.optimizer).init(problem, x)
+        if not problem.upper_set.affine:
+            raise ValueError(
+                f"upper_set has bounds, which x would leave for upper_steps={self.steps} outer "
+                "steps, and outside them the lower level may have no solution: set upper_steps=1."
+            )
         seen = nothing_seen(problem, x, difference=True, skips=True)
         return UpperState(None, seen, landed=x)
 

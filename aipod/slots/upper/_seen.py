@@ -18,7 +18,8 @@ class Seen(eqx.Module):
 
     It is what the slot computed anyway, so keeping it costs no projection and no round.
 
-    - `gradient`: P_x (grad_x f + w), or (x - x_new) / alpha where only the new x is projected.
+    - `gradient`: P_x (grad_x f + w), or (x - x_new) / alpha where only the new x is projected; on a
+        set with bounds the gradient mapping.
     - `rate`: how far x moved along it: for a plain step alpha.
     - `fresh`: whether the last outer step gave a new one; None where every step does.
     - `off`: where projections are skipped, the squared distance from the set before the last one.
@@ -39,12 +40,14 @@ class UpperState(eqx.Module):
     - `seen`: the last projected hypergradient.
     - `known`: with compression, what the server knows of each client.
     - `landed`: where projections are skipped, x after the last one.
+    - `length`: where an optimiser moves x in a set with bounds, eta of its gradient mapping.
     """
 
     own: PyTree
     seen: Seen
     known: PyTree = None
     landed: PyTree = None
+    length: Array | None = None
 
 
 def but_messages(state: UpperState) -> PyTree:
