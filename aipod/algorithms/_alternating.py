@@ -11,7 +11,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, round_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
-from aipod.algorithms._keeping import Keeping, first_state, in_rows_of, keeping_of
+from aipod.algorithms._first import compiled_first, compiled_initial
+from aipod.algorithms._haste import HASTY, stiffer, unless
+from aipod.algorithms._keeping import Keeping, in_rows_of, keeping_of
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._spread import spread_step
@@ -24,7 +26,6 @@ from aipod.slots.adjoint import AbstractAdjoint
 from aipod.slots.lower import AbstractLower
 from aipod.slots.upper import AbstractUpper
 from aipod.stepsize import (
-    CurvatureState,
     Rates,
     adapts,
     check_steps,
@@ -34,9 +35,6 @@ from aipod.stepsize import (
     curvature_update,
     smaller,
 )
-
-# How far the curvature may jump in one outer step of a federation.
-_HASTY = 2.0
 
 
 class Alternating(eqx.Module):
@@ -137,7 +135,7 @@ class Alternating(eqx.Module):
         """The state before the first step as it is kept between steps, and how that is."""
         self._check(problem, x0, y0)
         x0, y0 = as_arrays(x0), as_arrays(y0)
-        keeping = self.keeping(problem, x0, y0)
+        keeping = keeping_of(self, problem, x0, y0)
         if problem.lower_set.cohorts and (keeping is None or not keeping.some):
             raise ValueError(
                 f"chosen='step': {type(self.upper).__name__} and {type(self.lower).__name__} leave "
@@ -145,12 +143,8 @@ class Alternating(eqx.Module):
                 "on: use chosen='round', or upper_steps=1."
             )
         if keeping is None:
-            return _compiled_initial(self, problem, x0, y0), None
-        return _compiled_first(self, keeping, problem, x0, y0), keeping
-
-    def keeping(self, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping | None:
-        """How states are kept between outer steps; None where there is nothing to share."""
-        return keeping_of(self, problem, x, y)
+            return compiled_initial(self, problem, x0, y0), None
+        return compiled_first(self, keeping, problem, x0, y0), keeping
 
     def initial(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         """The state before the first step, for use inside a program."""
@@ -176,7 +170,7 @@ class Alternating(eqx.Module):
 
     def traced_step(self, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
         """The same step for use inside a program that is compiled as a whole."""
-        keeping = self.keeping(problem, state.x, state.y)
+        keeping = keeping_of(self, problem, state.x, state.y)
         if keeping is None:
             return self._step(problem, state, key)
         return keeping.whole(self.kept_step(keeping, problem, keeping.kept(state), key))
@@ -215,7 +209,7 @@ class Alternating(eqx.Module):
             looked_at = curvature_draws(state.step)
 
         moves = None if state.moves is None else (*state.moves, state.y)
-        rates = Rates(state.step, estimate, moves, _stiffer(curvature, state))
+        rates = Rates(state.step, estimate, moves, stiffer(curvature, state))
         turn = Turn(problem, x, state.y, rates, lower_key)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
@@ -264,46 +258,11 @@ class Alternating(eqx.Module):
         watch = state.watch.after(problem, state.step, outcome)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         if estimate is not None and curvature is not None and problem.lower_set.per_client:
-            new = _unless(curvature.estimate > _HASTY * estimate, new, state)
+            new = unless(curvature.estimate > HASTY * estimate, new, state)
         if state.moves is None:
             return new
         moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)
         return dataclasses.replace(new, moves=moved)
-
-    def common(self, problem: Bilevel, state: State) -> State:
-        """For each leaf of a state whether it is the same for all clients after an outer step.
-
-        Some of these leaves have no client axis.
-        """
-        upper = self.upper.common(state.upper)
-        x, y = upper is not None, self.lower.common(problem)
-
-        def marked(tree: PyTree, mark: bool) -> Any:
-            return jax.tree.map(lambda _: mark, tree)
-
-        moves = state.moves
-        return State(
-            x=marked(state.x, x),
-            y=marked(state.y, y),
-            lower=marked(state.lower, False),
-            adjoint=self.adjoint.common(state.adjoint),
-            upper=marked(state.upper, False) if upper is None else upper,
-            curvature=marked(state.curvature, False),
-            step=marked(state.step, False),
-            counts=marked(state.counts, False),
-            watch=state.watch.common(x=x, y=y),
-            moves=None if moves is None else (marked(moves[0], x), marked(moves[1], y)),
-        )
-
-    def has_cohorts(self, problem: Bilevel, state: State) -> bool:
-        """Whether an outer step is made by some of the clients, while the others do nothing.
-
-        They can only pause where they find what they need in what all clients share.
-        """
-        if not self.lower.common(problem) or self.upper.common(state.upper) is None:
-            return False
-        one_round = self.lower.deferred and self.adjoint.deferred
-        return problem.divisible and (one_round or problem.lower_set.cohorts)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""
@@ -325,31 +284,6 @@ class Alternating(eqx.Module):
         return "Try smaller steps: " + ", ".join(tries) + "."
 
 
-def _stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
-    """How many times larger the curvature is than it was one step before."""
-    if curvature is None or state.curvature is None:
-        return 1.0
-    before = state.curvature.estimate
-    return jnp.where(before > 0, curvature.estimate / jnp.where(before > 0, before, 1.0), 1.0)
-
-
-def _unless(hasty: Array, new: State, old: State) -> State:
-    """The new state, with the old x, y and slots where the steps were too hasty.
-
-    Clients learn the largest of their curvatures at the end of a step, for the next one. Where it
-    has jumped, the local steps just made were too long, and all clients take them back alike.
-    """
-
-    def parts(state: State) -> tuple[PyTree, ...]:
-        return state.x, state.y, state.lower, state.adjoint, state.upper, state.watch
-
-    kept = jax.tree.map(lambda a, b: jnp.where(hasty, b, a), parts(new), parts(old))
-    x, y, lower, adjoint, upper, watch = kept
-    return dataclasses.replace(
-        new, x=x, y=y, lower=lower, adjoint=adjoint, upper=upper, watch=watch
-    )
-
-
 def _keys(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
     """The keys of an outer step: of its slots, its samples and the curvature."""
     return subkeys(jax.random.fold_in(as_key(key), step), 6)
@@ -358,19 +292,6 @@ def _keys(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
 def _round_key(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
     """What chooses the clients of an outer step; the same as of the round of x."""
     return round_key(_keys(key, step)[2], 0)
-
-
-# Compiled as one program: a dozen small operations one by one would cost seconds.
-@eqx.filter_jit
-def _compiled_initial(solver: Alternating, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-    return solver.initial(problem, x0, y0)
-
-
-@eqx.filter_jit
-def _compiled_first(
-    solver: Alternating, keeping: Keeping, problem: Bilevel, x0: PyTree, y0: PyTree
-) -> State:
-    return first_state(solver, keeping, problem, x0, y0)
 
 
 @eqx.filter_jit

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod.algorithms._sharing import common_parts, has_cohorts
 from aipod.algorithms._state import State
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
@@ -95,7 +96,7 @@ class Keeping(eqx.Module):
     def points(self, state: State) -> tuple[PyTree, PyTree]:
         """x and y of a kept state for all clients."""
 
-        return _spread(state.x, self.clients), _spread(state.y, self.clients)
+        return spread(state.x, self.clients), spread(state.y, self.clients)
 
     def sets(
         self, problem: Bilevel, points: tuple[PyTree, PyTree]
@@ -173,33 +174,7 @@ def _single(problem: Bilevel, clients: int) -> Bilevel:
     return eqx.tree_at(lambda p: p.upper_set, problem, problem.upper_set.once(clients))
 
 
-def _agreed(tree: PyTree, constraint: AbstractSet) -> PyTree:
-    """One row for all clients: the average; exactly the first row where all are equal."""
-
-    def one(leaf: Array, average: Array) -> Array:
-        return jnp.where(jnp.all(leaf == leaf[:1]), leaf[:1], average[:1])
-
-    return jax.tree.map(one, tree, constraint.project(tree))
-
-
-def first_state(solver: Any, keeping: Keeping, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
-    """The state before the first step as it is kept; x0 and y0 may have one row for all clients."""
-
-    def rows(tree: PyTree, constraint: AbstractSet, *, once: bool) -> PyTree:
-        several = jax.tree.leaves(tree)[0].shape[0] > 1
-        if once and several:
-            tree = _agreed(tree, constraint)
-        return tree if once else _spread(tree, keeping.clients)
-
-    inside = keeping.everyone().problem(problem, None)
-    x = rows(x0, problem.upper_set, once=keeping.once[0])
-    common = solver.lower.common(problem)
-    y = _spread(rows(y0, problem.lower_set, once=common), keeping.clients)
-    x = x if keeping.single else _spread(x, keeping.clients)
-    return keeping.kept(solver.initial(inside, x, y))
-
-
-def _spread(tree: PyTree, clients: int) -> PyTree:
+def spread(tree: PyTree, clients: int) -> PyTree:
     """A row for each client, without those that fill up a mesh."""
 
     def one(leaf: Array) -> Array:
@@ -242,11 +217,11 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
     # With one row for each quantity: what has another shape there has a client axis.
     bare = Bilevel(problem.upper, problem.lower, upper_set, lower_set)
     least = shapes(bare, rows(x, 1), rows(y, 1))
-    common = jax.tree.leaves(solver.common(problem, full))
+    common = jax.tree.leaves(common_parts(solver, problem, full))
     axis = [a.shape != b.shape for a, b in _pairs(full, least)]
     kept_once = tuple(a and b for a, b in zip(common, axis, strict=True))
     present = clients
-    if solver.has_cohorts(problem, full):
+    if has_cohorts(solver, problem, full):
         present = problem.lower_set.present(clients)
     everyone = present < clients or problem.fully_federated
     single = bool(clients > 1 and everyone and kept_once[0] and not solver.upper.needs_each)

@@ -70,6 +70,9 @@ class Attacked(AbstractAgreement):
         key = jax.random.key(0) if self.key is None else self.key
 
         def lied(leaf: Array) -> Array:
+            if leaf.shape[0] <= self.liars:
+                # One number that is a sum over all clients already.
+                return leaf
             own, honest = leaf[: self.liars], leaf[self.liars :]
             return jnp.concatenate([ATTACKS[self.attack](own, honest, key), honest])
 

@@ -243,7 +243,7 @@ def test_in_noise_the_face_settles_and_skipped_projections_cost_no_accuracy(opti
     x, y, steps = best.x, best.y, 1200
 
     def run(prob, key):
-        solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.05, lower_prob=prob)
+        solver = aipod.EAiPOD(upper_lr=0.02, lower_lr=0.05, lower_prob=prob, adjoint_steps=10)
 
         def body(state, _):
             new = solver.traced_step(noisy, state, key)

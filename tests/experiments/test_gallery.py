@@ -193,8 +193,8 @@ def test_points_that_no_lower_level_answers_are_the_worst():
 
 
 def test_every_solver_gets_the_same_samples():
-    """AiPOD draws 17 batches in an outer step, 5 of them for y; E3-AiPOD draws 27."""
-    exhibit, series = built("pricing"), aipod.AiPOD(upper_lr=0.05)
+    """AiPOD with N = 10 draws 17 batches in an outer step, 5 of them for y; E3-AiPOD draws 27."""
+    exhibit, series = built("pricing"), aipod.AiPOD(upper_lr=0.05, adjoint_steps=10)
     assert benchmark.in_budget(aipod.E3AiPOD(), 1000) == 1000
     assert benchmark.in_budget(series, 1700) == 2700
     spent = aipod.solve(

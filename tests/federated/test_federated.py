@@ -53,7 +53,14 @@ def consensus_matrix(clients, dim):
 @pytest.mark.parametrize(
     "solver",
     [
-        aipod.EAiPOD(upper_lr=0.05, lower_lr=0.1, lower_prob=0.4, upper_steps=2, adjoint_lr=0.1),
+        aipod.EAiPOD(
+            upper_lr=0.05,
+            lower_lr=0.1,
+            lower_prob=0.4,
+            upper_steps=2,
+            adjoint_lr=0.1,
+            adjoint_steps=10,
+        ),
         aipod.E2AiPOD(upper_lr=0.05, lower_lr=0.1, lower_prob=0.4, adjoint_lr=0.1, upper_steps=2),
     ],
     ids=["E-AiPOD", "E2-AiPOD"],

@@ -92,7 +92,7 @@ def federations(mesh):
     twice = aipod.E2AiPOD(**FIXED, upper_steps=2)
     same("e2-aipod, T = 2", *_with(federation(5), twice), mesh)
     nest = aipod.FedNest(lower_lr=0.1, adjoint_lr=0.1, upper_lr=0.05, upper_steps=2)
-    same("fednest", *_with(federation(9, weighted=True), nest), mesh)
+    same("fednest", *_with(federation(9, weighted=True), nest), mesh, 3)
 
 
 def _with(case, solver):

@@ -264,6 +264,7 @@ def test_progress_reports(capsys):
 
 def test_captured_arrays_are_arguments_of_the_program():
     """A 3 MB array in a user's closure must not become a constant of the compiled program."""
+    from aipod.solving._mesh import Placement
     from aipod.solving._programs import Program
     from aipod.solving._run import Run
 
@@ -274,7 +275,7 @@ def test_captured_arrays_are_arguments_of_the_program():
     )
     solver = aipod.AiPOD(upper_lr=0.1)
     state = solver.init(problem, jnp.ones(8), jnp.ones(8))
-    run = Run(problem, solver, None, state, KEY, None, 10, 10, aipod.Stop())
+    run = Run(problem, solver, Placement(problem, None), state, KEY, None, 10, 10, aipod.Stop())
     arrays, static = eqx.partition((problem, solver, None, None), eqx.is_array)
     program = Program(static, (arrays, state, KEY, run._limits(10)))
     assert any(leaf.shape == big.shape for leaf in program.captured)
