@@ -1,6 +1,7 @@
 """Seconds per outer step of the federated task on a CPU, and the share of matrix products.
 
     taskset -c 0 python benchmarks/federated_speed.py
+    python benchmarks/federated_speed.py --devices 2
     python benchmarks/federated_speed.py --clients 5000 --examples 24 --batch-size 24
 
 The first line is the paper's size (50 clients, 60,000 images, batches of 256) on one core. The
@@ -56,12 +57,12 @@ def products(clients: int, train: int, batch_size: int, lower: int, adjoint: int
 
 def product_rate() -> float:
     """GFLOP/s of the task's largest matrix product alone, compiled as `solve` compiles."""
-    from aipod.solving._chunk import _compile
+    from aipod.solving._compile import compile_lowered
 
     rng = np.random.default_rng(0)
     a = jnp.asarray(rng.normal(size=(50, 960, PIXELS)), jnp.float32)
     b = jnp.asarray(rng.normal(size=(50, PIXELS, HIDDEN)), jnp.float32)
-    product = _compile(jax.jit(jnp.matmul).lower(a, b))
+    product = compile_lowered(jax.jit(jnp.matmul).lower(a, b))
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
@@ -71,20 +72,30 @@ def product_rate() -> float:
 
 
 def measure(
-    solver: str, clients: int, examples: int, batch_size: int, steps: int, hidden: int
+    solver: str,
+    clients: int,
+    examples: int,
+    batch_size: int,
+    steps: int,
+    hidden: int,
+    devices: int,
 ) -> None:
+    mesh = None
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
+        mesh = jax.make_mesh((devices,), ("clients",))
     train = round(0.8 * examples)
     problem = federation(clients, train, examples - train, batch_size)
     rng = np.random.default_rng(1)
-    x0 = federated.replicate(layer(rng, PIXELS, hidden), clients)
-    y0 = federated.replicate(layer(rng, hidden, CLASSES), clients)
+    x0 = federated.replicate(layer(rng, PIXELS, hidden), 1)
+    y0 = federated.replicate(layer(rng, hidden, CLASSES), 1)
     arguments: dict[str, Any] = dict(EXPERIMENT.arguments[solver])
     made = make(solver, arguments)
     key = jax.random.key(0)
 
     def seconds(count: int) -> float:
         began = time.perf_counter()
-        aipod.solve(problem, made, x0, y0, count, key=key)
+        aipod.solve(problem, made, x0, y0, count, key=key, mesh=mesh)
         return time.perf_counter() - began
 
     first = seconds(1)
@@ -117,6 +128,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--hidden", type=int, default=200, help="hidden units of the network")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=1, help="CPU devices to spread over")
     chosen = parser.parse_args()
     measure(**vars(chosen))
 

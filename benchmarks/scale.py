@@ -37,7 +37,11 @@ def federation(
     """The task on random images that are made on the device."""
     # Two thirds for training.
     train = 2 * examples // 3
-    mesh = jax.make_mesh((devices,), ("clients",)) if devices > 1 else None
+    mesh = None
+    if devices > 1:
+        # Has an effect on a CPU alone.
+        jax.config.update("jax_num_cpu_devices", devices)
+        mesh = jax.make_mesh((devices,), ("clients",))
 
     def images(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         pixels, labels = jax.random.split(key)
