@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 from aipod._misc.tree import is_numeric
 from aipod.federated._partition import check_clients
 from aipod.problem import Bilevel, ClientBatch, ClientMinibatches, Objective, rebuilt
-from aipod.sets import Consensus
+from aipod.sets import AbstractSet, AgreedWithin, Consensus
 
 
 def replicate(tree: PyTree, clients: int) -> PyTree:
@@ -175,6 +175,17 @@ def _stack(data: PyTree | Sequence[PyTree], name: str) -> tuple[PyTree, np.ndarr
     return jax.tree.map(pad, *data), counts
 
 
+def _agreed(consensus: Consensus, within: AbstractSet | None) -> AbstractSet:
+    if within is None:
+        return consensus
+    if not isinstance(within, AbstractSet) or within.federated or within.coupled:
+        raise ValueError(
+            "upper_set must be a set for one client's x that does not move, such as "
+            f"aipod.Simplex() or aipod.Box(0.0), got {type(within).__name__}."
+        )
+    return AgreedWithin(consensus, within)
+
+
 def federate(
     upper: Objective,
     lower: Objective,
@@ -185,6 +196,7 @@ def federate(
     weights: ArrayLike | None = None,
     participation: float = 1.0,
     chosen: str = "round",
+    upper_set: AbstractSet | None = None,
 ) -> Bilevel:
     """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
 
@@ -202,6 +214,8 @@ def federate(
     - `participation`: the share of clients that take part.
     - `chosen`: whether they are chosen anew for every "round" or for every outer "step", with
         methods that have several rounds in one; see `Consensus`.
+    - `upper_set`: a set that the common x must lie in, such as `aipod.Simplex()`; projecting on it
+        costs no round.
 
     !!! example
         ```python
@@ -230,7 +244,7 @@ def federate(
     return Bilevel(
         upper=_summed(upper, scale),
         lower=_summed(lower, scale),
-        upper_set=consensus,
+        upper_set=_agreed(consensus, upper_set),
         lower_set=consensus,
         upper_samples=samples[0],
         lower_samples=samples[1],

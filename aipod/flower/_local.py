@@ -137,6 +137,8 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
     """
     if not problem.fully_federated:
         raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
+    if not isinstance(problem.upper_set, Consensus):
+        raise ValueError("over a network x cannot be kept in a set yet: leave upper_set out.")
     samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
     consensus: Any = problem.lower_set
     clients = samples[0].clients

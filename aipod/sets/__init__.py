@@ -8,6 +8,7 @@ Bad input raises `ValueError` when the set is made, before anything is compiled.
 """
 
 from aipod.sets._affine import Affine as Affine
+from aipod.sets._agreed import AgreedWithin as AgreedWithin
 from aipod.sets._bounded import Bounded as Bounded
 from aipod.sets._box import Box as Box
 from aipod.sets._budget import Budget as Budget
