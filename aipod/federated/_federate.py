@@ -170,7 +170,8 @@ def _stack(data: PyTree | Sequence[PyTree], name: str) -> tuple[PyTree, np.ndarr
 
     def pad(*leaves: Any) -> np.ndarray:
         # Filled with the client's own examples, where every loss is finite; they count nothing.
-        return np.stack([np.take(leaf, np.arange(longest) % len(leaf), axis=0) for leaf in leaves])
+        given = [np.asarray(leaf) for leaf in leaves]
+        return np.stack([leaf[np.arange(longest) % len(leaf)] for leaf in given])
 
     return jax.tree.map(pad, *data), counts
 

@@ -187,3 +187,10 @@ def test_a_cohort_for_all_rounds_of_a_step():
         aipod.solve(problem, aipod.E2AiPOD(upper_steps=2, upper_lr=0.1), *start(), 2, key=KEY)
     with pytest.raises(ValueError, match="chosen must be 'round' or 'step'"):
         federation(participation=0.5, chosen="day")
+
+
+def test_a_list_of_clients_may_hold_arrays_of_jax():
+    data = [jax.tree.map(jnp.asarray, clients) for clients in UNEQUAL]
+    found = federation(data, batch_size=None).lower_samples.expected()
+    wanted = federation(UNEQUAL, batch_size=None).lower_samples.expected()
+    np.testing.assert_array_equal(found.data[0], wanted.data[0])
