@@ -220,6 +220,8 @@ def main() -> None:
     parser.add_argument("--variants", type=int, help="in place of 20, and 30 for ridge")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     chosen = parser.parse_args()
+    if unknown := set(chosen.only.split(",")) - set(KINDS):
+        parser.error(f"--only: no kind {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}.")
     jax.config.update("jax_enable_x64", True)
     rows = []
     for kind in chosen.only.split(","):
