@@ -15,7 +15,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.algorithms._sharing import common_parts, has_cohorts
@@ -63,12 +63,6 @@ class Keeping(eqx.Module):
         """So many clients, and what fills up the last device."""
         return -(-members // self.devices) * self.devices
 
-    def specs(self, state: State) -> State:
-        """How each leaf is spread over the mesh."""
-        return _by_leaf(
-            lambda _, own: PartitionSpec(CLIENTS) if own else PartitionSpec(), state, self.own
-        )
-
     def by_leaf(self, function: Callable[[Array, bool], Any], state: State) -> State:
         """function(leaf, whether each client has a row of its own in it) for all leaves."""
         return _by_leaf(function, state, self.own)
@@ -95,7 +89,6 @@ class Keeping(eqx.Module):
 
     def points(self, state: State) -> tuple[PyTree, PyTree]:
         """x and y of a kept state for all clients."""
-
         return spread(state.x, self.clients), spread(state.y, self.clients)
 
     def sets(
@@ -121,7 +114,6 @@ class Keeping(eqx.Module):
 
     def working(self, state: State, chosen: Array | None) -> State:
         """A kept state as an outer step works on it."""
-
         return self.widened(self.taken(state, chosen), self.present)
 
     def taken(self, state: State, chosen: Array | None) -> State:
@@ -140,7 +132,6 @@ class Keeping(eqx.Module):
 
     def after(self, state: State, before: State, chosen: Array | None) -> State:
         """What is kept after an outer step that was made from `before`."""
-
         return self.put_back(self.narrow(state), before, chosen)
 
     def put_back(self, state: State, before: State, chosen: Array | None) -> State:
@@ -157,7 +148,7 @@ class Keeping(eqx.Module):
 
     def choose(self, key: PRNGKeyArray) -> Array | None:
         """The clients of an outer step, in their order; None for all of them."""
-        if self.present == self.clients:
+        if not self.some:
             return None
         return jnp.sort(jax.random.permutation(key, self.clients)[: self.present])
 

@@ -32,14 +32,14 @@ def spread_step(
 
     `problem` and `state` are placed as `placed` and `placed_state` do.
     """
-    inside, working, filled = problem, state, chosen
+    inside, working = problem, state
     if chosen is not None:
-        filled = fill(chosen, keeping.rows(keeping.present))
+        filled = _fill(chosen, keeping.rows(keeping.present))
         inside = problem.take(filled, keeping.clients, keeping.present, CLIENTS)
         working = keeping.taken(state, filled)
     arrays, static = eqx.partition(inside, eqx.is_array)
     mask = jax.tree.leaves(eqx.filter(inside.by_client(), jax.tree.map(eqx.is_array, inside)))
-    states = keeping.specs(working)
+    states = keeping.by_leaf(lambda _, own: _spec(own), working)
     local_rows = keeping.rows(keeping.present) // keeping.devices
 
     def local(leaves: list[Array], state: State, key: PRNGKeyArray) -> State:
@@ -58,15 +58,15 @@ def spread_step(
     return keeping.put_back(new, state, chosen)
 
 
-def fill(chosen: Array, rows: int) -> Array:
+def _fill(chosen: Array, rows: int) -> Array:
     """The chosen clients, and the first of them again until there are so many rows."""
     return jnp.concatenate([chosen, jnp.repeat(chosen[:1], rows - chosen.shape[0])])
 
 
 def placed(problem: Bilevel, keeping: Keeping) -> Bilevel:
     """The problem with its clients spread over the mesh."""
-    if keeping.present == keeping.clients:
-        everyone = fill(jnp.arange(keeping.clients), keeping.rows(keeping.clients))
+    if not keeping.some:
+        everyone = _fill(jnp.arange(keeping.clients), keeping.rows(keeping.clients))
         problem = problem.take(everyone, keeping.clients, keeping.clients, CLIENTS)
     return _put(problem, problem.by_client(), keeping)
 

@@ -80,13 +80,7 @@ class ClientMinibatches(AbstractSampler):
         if self.per_client is None:
             return self.expected()
         shape = (self.clients, self.per_client)
-        if self.counts is None:
-            index = jax.random.randint(key, shape, 0, self.pool)
-        else:
-            index = jax.random.randint(key, shape, 0, self.counts[:, None])
-        return jax.tree.map(
-            lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
-        )
+        return _examples(self.batch, _places(key, shape, self.pool, self.counts))
 
     def expected(self) -> PyTree:
         return self.batch if self.per_client is None else _weighted(self.batch, self.counts)
@@ -146,12 +140,10 @@ class CohortMinibatches(AbstractSampler):
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         if self.per_client is None:
             return self.expected()
-        limit = self.pool if self.counts is None else self.counts[:, None]
         # Drawn for all clients: what one of them sees does not depend on who else is there.
-        index = jax.random.randint(key, (self.clients, self.per_client), 0, limit)[self.chosen]
-        return jax.tree.map(
-            lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, index, 0), self.batch
-        )
+        shape = (self.clients, self.per_client)
+        index = _places(key, shape, self.pool, self.counts)[self.chosen]
+        return _examples(self.batch, index)
 
     def expected(self) -> PyTree:
         if self.per_client is None or self.counts is None:
@@ -174,6 +166,16 @@ class CohortMinibatches(AbstractSampler):
         mask = jax.tree.map(lambda _: False, self)
         rows = jax.tree.map(lambda _: True, self.batch)
         return dataclasses.replace(mask, batch=rows, chosen=True)
+
+
+def _places(key: PRNGKeyArray, shape: tuple[int, int], pool: int, counts: Array | None) -> Array:
+    """Which examples each client draws, a row for each."""
+    return jax.random.randint(key, shape, 0, pool if counts is None else counts[:, None])
+
+
+def _examples(batch: PyTree, places: Array) -> PyTree:
+    """The examples at these places of each client's data."""
+    return jax.tree.map(lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, places, 0), batch)
 
 
 def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:

@@ -56,13 +56,6 @@ class AgreedWithin(AbstractWrapped):
     def affine(self) -> bool:
         return self.within.affine
 
-    @property
-    def cohorts(self) -> bool:
-        return self.base.cohorts
-
-    def present(self, clients: int) -> int:
-        return self.base.present(clients)
-
     def constraints(self, point: PyTree) -> tuple[int | None, int | None]:
         return None, None
 

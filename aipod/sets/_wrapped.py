@@ -44,6 +44,13 @@ class AbstractWrapped(AbstractSet):
     def everyone(self) -> bool:
         return self.base.everyone
 
+    @property
+    def cohorts(self) -> bool:
+        return self.base.cohorts
+
+    def present(self, clients: int) -> int:
+        return self.base.present(clients)
+
     def largest(self, values: Array) -> Array:
         return self.base.largest(values)
 

@@ -113,13 +113,13 @@ class Run:
         if self._checkpoints is None:
             return
         books = self.books
+        self._saved_at = books.elapsed
+        # All processes take part in collecting, and the first one writes.
         state = self.placement.collect(books.state)
         if not first():
-            self._saved_at = books.elapsed
             return
         columns = {**books.history, _CLOCK: books.clock}
         extra = {"ledger": dataclasses.asdict(books.ledger), "elapsed": books.elapsed}
-        self._saved_at = books.elapsed
         try:
             self._checkpoints.save(state, columns, extra)
             self._unsaved = ""
