@@ -209,7 +209,8 @@ class Alternating(eqx.Module):
             looked_at = curvature_draws(state.step)
 
         moves = None if state.moves is None else (*state.moves, state.y)
-        rates = Rates(state.step, estimate, moves, stiffer(curvature, state))
+        damping = 0.0 if state.curvature is None else state.curvature.damping()
+        rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
         turn = Turn(problem, x, state.y, rates, lower_key)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
