@@ -44,7 +44,8 @@ def compare(request: Request) -> int:
 
 
 def _name(config: CompareConfig) -> str:
-    return f"{config.model.experiment}-comparison"
+    name = config.model.experiment
+    return f"{load(name).folder or name}-comparison"
 
 
 def _prepare(config: CompareConfig) -> dict[str, Prepared]:

@@ -9,6 +9,7 @@ from aipod.cli._opening import EXIT, opened
 from aipod.cli._options import Request
 from aipod.cli._show import err, out, run_table
 from aipod.cli._watch import Watch
+from aipod.experiments import load
 from aipod.experiments.config import RunConfig, resolve
 from aipod.experiments.execute import devices_for, execute, prepare
 from aipod.runs._folder import RunFolder, finite
@@ -38,7 +39,7 @@ def run(request: Request) -> int:
 
 
 def _name(config: RunConfig) -> str:
-    return f"{config.experiment}-{config.solver}"
+    return f"{load(config.experiment).folder or config.experiment}-{config.solver}"
 
 
 def _draw(folder: RunFolder) -> None:

@@ -146,7 +146,7 @@ def _section(index: int, section: Section) -> str:
     tables = "\n".join(_summary_table(section, view) for view in section.views)
     return f"""<section id="section-{index}" aria-label="{escape(section.experiment)}">
 <h2>{escape(section.experiment)}</h2>
-<p>{escape(_sentence(SUMMARIES.get(section.experiment, "")))}</p>
+<p>{escape(_sentence(_about(section)))}</p>
 {findings}
 <div class="controls" role="group" aria-label="What the chart shows"></div>
 <div class="chart"></div>
@@ -173,6 +173,12 @@ def _pictures(section: Section) -> str:
             shown.append(picture(run.path, "picture", words))
     found = "\n".join(filter(None, shown))
     return f"<h3>Result</h3>\n{found}" if found else ""
+
+
+def _about(section: Section) -> str:
+    """The line of the experiment; of a task of one's own the one that its folder holds."""
+    own = section.groups[0].runs[0].summary.get("about")
+    return SUMMARIES.get(section.experiment, own if isinstance(own, str) else "")
 
 
 def _sentence(text: str) -> str:

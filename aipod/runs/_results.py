@@ -67,9 +67,11 @@ def _summary(run: Description, solution: Solution, columns: Mapping[str, Any]) -
         "ledger": solution.ledger.asdict(),
         "config": dict(run.config),
         "arguments": dict(run.arguments),
-        "metrics": [dict(metric) for metric in run.metrics],
+        "metrics": [_decided(metric, columns) for metric in run.metrics],
         "axes": list(run.axes),
     }
+    if run.about:
+        summary["about"] = run.about
     said = solution.convergence
     if said is not None:
         names = ("converged", "stationarity", "standard_error", "start", "reason", "advice")
@@ -77,6 +79,16 @@ def _summary(run: Description, solution: Solution, columns: Mapping[str, Any]) -
     if "accuracy" in columns:
         summary["first"] = first(columns)
     return summary
+
+
+def _decided(metric: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The metric with `log` decided: for positive values over more than one power of ten."""
+    if metric["log"] is not None:
+        return dict(metric)
+    values = np.asarray(columns.get(metric["name"], ()))
+    values = values[np.isfinite(values)]
+    log = bool(len(values) and values.min() > 0 and values.max() > 10 * values.min())
+    return {**metric, "log": log}
 
 
 def first(
