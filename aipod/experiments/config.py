@@ -156,6 +156,10 @@ def refuse_unknown_options(experiment: Experiment, given: Mapping[str, Any]) -> 
     known = checks(experiment.options)
     for name in given:
         if name not in known:
+            if not known:
+                raise ValueError(
+                    f"{experiment.name}: it takes no options, got {values.shown(name)}."
+                )
             raise ValueError(
                 f"{experiment.name} has no option {values.shown(name)}."
                 f"{values.suggestion(name, known)} It takes {', '.join(known)}."

@@ -31,16 +31,12 @@ from aipod.solving import scalar_columns
 _SOLVERS = ("e-aipod", "aipod", "e3-aipod")
 _PANEL = ("aipod", "e-aipod", "e3-aipod")
 _LARGER = ("accuracy", "score", "reward")
-_TARGET = re.compile(r"(?P<where>.*[^:]):(?P<name>[A-Za-z_]\w*)")
 _RETURNS = "return (problem, x0, y0, record), or an aipod.experiments.Task"
 
 
 def found_in(target: str) -> tuple[types.ModuleType, Any]:
     """The module of `file.py:name` or `module:name`, and what the name stands for."""
-    match = _TARGET.fullmatch(target)
-    if match is None:
-        raise ValueError(f"{shown(target)} is no file.py:name: name the function behind a colon.")
-    where, name = match["where"], match["name"]
+    where, _, name = target.rpartition(":")
     module = _module(where)
     if not hasattr(module, name):
         known = [n for n in vars(module) if not n.startswith("_")]
@@ -56,8 +52,13 @@ def own(target: str, taken: Mapping[str, Any]) -> Experiment:
     - `target`: the file (or module) and the function.
     - `taken`: the names that its options may not have.
     """
-    _, function = found_in(target)
     where, _, name = target.rpartition(":")
+    try:
+        _, function = found_in(target)
+    except ValueError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise ValueError(f"there is no experiment {shown(target)}: {error}") from error
+        raise
     if not callable(function) or isinstance(function, Bilevel | Task):
         raise ValueError(
             f"{target} must be a function, so that the problem is made after the options are "
@@ -187,6 +188,8 @@ def _digest(where: str) -> str:
 
 
 def _module(where: str) -> types.ModuleType:
+    if not where:
+        raise ValueError("name a module or a file, as in my_module:problem.")
     if not where.endswith(".py"):
         if "" not in sys.path:
             sys.path.insert(0, "")  # the current folder, as with `python -m`
