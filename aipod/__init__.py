@@ -1,6 +1,7 @@
 """Stochastic bilevel optimisation under constraints at both levels."""
 
 from aipod import baselines as baselines
+from aipod import callbacks as callbacks
 from aipod import data as data
 from aipod import federated as federated
 from aipod import stepsize as stepsize
@@ -73,6 +74,7 @@ from aipod.slots.upper import LocalUpper as LocalUpper
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam
 from aipod.slots.upper import paced_adam as paced_adam
+from aipod.solving import CallbackError as CallbackError
 from aipod.solving import Convergence as Convergence
 from aipod.solving import DivergedError as DivergedError
 from aipod.solving import History as History

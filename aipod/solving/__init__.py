@@ -1,5 +1,8 @@
 """From a problem and a solver to a solution."""
 
+from aipod.solving._callbacks import Callback as Callback
+from aipod.solving._callbacks import CallbackError as CallbackError
+from aipod.solving._callbacks import Row as Row
 from aipod.solving._checkpoint import CheckpointError as CheckpointError
 from aipod.solving._checkpoint import Checkpoints as Checkpoints
 from aipod.solving._convergence import Convergence as Convergence

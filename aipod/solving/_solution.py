@@ -30,6 +30,7 @@ class Result(enum.Enum):
     completed = "All outer steps were made."
     converged = "A recorded metric reached its tolerance."
     plateau = "F no longer decreased for the outer steps given by Stop(patience=)."
+    stopped = "A callback ended the run."
     out_of_time = "The time given by Stop(seconds=) is over: resume, or allow more."
     out_of_projections = "The projections given by Stop(projections=) are spent: allow more."
     interrupted = "The run was interrupted; everything up to there is kept: resume it."

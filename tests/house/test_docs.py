@@ -36,10 +36,13 @@ WITH_CODE = [name for name, blocks in PAGES.items() if blocks and name != "exten
 
 def public():
     """Every public name with its full path; what a module merely imports is not its own."""
-    for module in (aipod, aipod.federated, aipod.data, aipod.flower):
+    for module in (aipod, aipod.callbacks, aipod.federated, aipod.data, aipod.flower):
         for name, value in vars(module).items():
             home = getattr(value, "__module__", None) or ""
             if name.startswith("_") or isinstance(value, ModuleType) or "aipod" not in home:
+                continue
+            # A single file has no names of others to offer.
+            if not hasattr(module, "__path__") and home != module.__name__:
                 continue
             yield f"{module.__name__}.{name}", value
 

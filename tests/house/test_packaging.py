@@ -23,8 +23,10 @@ from aipod._misc import extras, version
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "aipod"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-USED = ("experiments", "flower", "tables", "tensorboard")  # by the source, not by its tests
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # whose module has another name
+# By the source, not by its tests.
+USED = ("experiments", "flower", "tables", "tensorboard", "wandb", "mlflow")
+# Whose module has another name.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
 
 
 def declared(*groups):

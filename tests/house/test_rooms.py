@@ -22,6 +22,7 @@ ROOMS = [
     "algorithms",
     "baselines",
     "solving",
+    "callbacks",
     "diagnose",
     "federated",
     "data",
