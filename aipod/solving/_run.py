@@ -37,6 +37,11 @@ _CLOCK = "_clock"
 _NOT_OK = Convergence(converged=False, reason="the run has failed")
 
 
+@eqx.filter_jit
+def _points(keeping: Any, state: State) -> tuple[Any, Any]:
+    return keeping.points(state)
+
+
 class Books(NamedTuple):
     """Everything that a chunk changes. Replaced as one, so that an interrupt leaves them whole."""
 
@@ -200,7 +205,8 @@ class Run:
 
     def _points(self) -> tuple[Any, Any]:
         state = self.placement.collect(self.books.state)
-        return (state.x, state.y) if self.keeping is None else self.keeping.points(state)
+        # Compiled: ten times a second the dispatch of its operations would be seen.
+        return (state.x, state.y) if self.keeping is None else _points(self.keeping, state)
 
     def _after(self, chunk: Chunk, took: float) -> tuple[Books, Result | None]:
         """The books after a chunk, and a result when it was the last one."""
