@@ -10,6 +10,7 @@ from aipod._hypergradient import exact_lower as exact_lower
 from aipod._hypergradient import hypergradient as hypergradient
 from aipod._hypergradient import stationarity as stationarity
 from aipod._misc.version import __version__ as __version__
+from aipod._report import report as report
 from aipod.algorithms import ALSET as ALSET
 from aipod.algorithms import BSA as BSA
 from aipod.algorithms import IGAL as IGAL
@@ -80,7 +81,9 @@ from aipod.solving import DivergedError as DivergedError
 from aipod.solving import History as History
 from aipod.solving import Ledger as Ledger
 from aipod.solving import Result as Result
+from aipod.solving import SavedSolution as SavedSolution
 from aipod.solving import Solution as Solution
 from aipod.solving import Stop as Stop
+from aipod.solving import load as load
 from aipod.solving import solve as solve
 from aipod.stepsize import Curvature as Curvature

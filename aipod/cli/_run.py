@@ -43,8 +43,8 @@ def _name(config: RunConfig) -> str:
 
 
 def _draw(folder: RunFolder) -> None:
-    from aipod.report.collect import collect
-    from aipod.report.figures import run_figure
+    from aipod._report.collect import collect
+    from aipod._report.figures import run_figure
 
     run_figure(collect([folder.path])[0], folder.figures)
 

@@ -58,7 +58,8 @@ def solve(
     - `record`: (x, y) -> dictionary of arrays, compiled along and called on the iterates as they
         are; it becomes columns of `history`.
     - `every`: record every so many steps, and the last one.
-    - `progress`: True for a bar on a terminal (silent elsewhere), or a function of `Progress`.
+    - `progress`: True for a bar on a terminal or in a notebook (silent elsewhere), or a function of
+        `Progress`.
     - `stop`: a `Stop` with further reasons to end.
     - `checkpoint`: a folder for checkpoints, written every `checkpoint_seconds` and at the end. One
         run at a time may use it.

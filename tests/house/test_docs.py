@@ -51,8 +51,9 @@ PUBLIC = dict(public())
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_the_code_of_a_page_runs(page, capsys):
+def test_the_code_of_a_page_runs(page, capsys, tmp_path, monkeypatch):
     """All blocks of a page, one after the other, in single precision as a newcomer has it."""
+    monkeypatch.chdir(tmp_path)  # some write files
     names = {"__name__": "__main__"}
     with jax.enable_x64(False):
         for number, block in enumerate(PAGES[page], 1):
@@ -131,7 +132,8 @@ NOT_RUN = ("aipod.data.mnist", "aipod.flower.load", "aipod.check")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_an_example_that_runs(name, surroundings):
+def test_every_public_name_has_an_example_that_runs(name, surroundings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     text = inspect.cleandoc(PUBLIC[name].__doc__ or "")
     assert len(text.splitlines()[0]) > 15, "begin with a plain sentence"
     found = re.search(r"!!! example\n    ```python\n(.*?)\n    ```", text, re.DOTALL)
@@ -145,6 +147,7 @@ def test_every_public_name_has_an_example_that_runs(name, surroundings):
 # Shown by what gives them.
 INDIRECT = (
     *("aipod.State", "aipod.Result", "aipod.Solution", "aipod.History", "aipod.Ledger"),
+    "aipod.SavedSolution",
     *("aipod.data.Split", "aipod.data.Dataset"),
 )
 

@@ -174,7 +174,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     # The command may begin outside the package, which takes long to import.
     files += [p for p in [ROOT / f"{PROJECT['scripts']['aipod'].split(':')[0]}.py"] if p.is_file()]
     assert packed == {path.relative_to(ROOT).as_posix() for path in files}
-    assert {"aipod/py.typed", "aipod/report/page.css"} < packed
+    assert {"aipod/py.typed", "aipod/_report/page.css"} < packed
     for folder in ("facts", "published"):
         assert any(re.search(rf"/{folder}/\w+\.csv$", name) for name in packed)
     assert f"{info}licenses/LICENSE" in names

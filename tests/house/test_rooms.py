@@ -29,7 +29,7 @@ ROOMS = [
     "runs",
     "flower",
     "experiments",
-    "report",
+    "_report",
     "cli",
 ]
 # Inside `slots`, from the ground up.

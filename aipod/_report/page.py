@@ -9,17 +9,18 @@ from string import Template
 from typing import Any
 
 from aipod._misc.version import __version__
+from aipod._report import claims
+from aipod._report.collect import Group, Section, View
+from aipod._report.curves import available_axes, curve, rows, thinned
+from aipod._report.pictures import picture
+from aipod._report.reading import AXES
+from aipod._report.studies import Study
+from aipod._report.studies import section as study_section
+from aipod._report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
+from aipod._report.tables import merged, table
+from aipod._report.verdicts import verdicts
 from aipod.experiments import SUMMARIES
 from aipod.experiments.numbers import number, percent, ratio
-from aipod.report import claims
-from aipod.report.collect import Group, Section, View
-from aipod.report.curves import available_axes, curve, rows, thinned
-from aipod.report.pictures import picture
-from aipod.report.reading import AXES
-from aipod.report.studies import Study
-from aipod.report.studies import section as study_section
-from aipod.report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
-from aipod.report.tables import merged, table
 from aipod.runs._folder import finite
 
 MARK = '<meta name="generator" content="aipod report">'
@@ -69,7 +70,7 @@ def page(sections: Sequence[Section], studies: Sequence[Study] = ()) -> str:
 
 
 def _part(name: str) -> str:
-    return resources.files("aipod.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("aipod._report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embedded(data: Any) -> str:
@@ -156,6 +157,7 @@ def _section(index: int, section: Section) -> str:
 <h3>Summary</h3>
 {tables}
 <p class="quiet">{_COLUMNS}</p>
+{verdicts(section)}
 <h3>Configuration</h3>
 {_configuration(section)}
 </section>"""
