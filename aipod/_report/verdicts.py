@@ -14,7 +14,7 @@ def verdicts(section: Section) -> str:
     lines = [line for group in section.groups if (line := _line(group)) is not None]
     if not lines:
         return ""
-    shown = table(["", "converged", "stationarity", "because", "advice"], lines, "values")
+    shown = table(["", "converged", "stationarity", "because", "advice"], lines, "values words")
     return f"<h3>Convergence</h3>\n{shown}"
 
 

@@ -60,7 +60,7 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """The table and the figure, for notebooks."""
-        shown = f"<pre>{escape(str(self))}</pre>"
+        shown = f'<pre style="font-family: monospace">{escape(str(self))}</pre>'
         names = _metrics(self.history)[:_MOST_IN_A_NOTEBOOK]
         try:
             from matplotlib.figure import Figure

@@ -83,7 +83,7 @@ def test_a_solution_without_a_record_still_has_a_picture():
 
 def test_a_notebook_shows_table_and_figure(solution, monkeypatch):
     html = solution._repr_html_()
-    assert "<pre>result" in html
+    assert ">result" in html
     assert "data:image/png;base64," in html
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "<img" not in solution._repr_html_()
