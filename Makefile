@@ -34,6 +34,9 @@ test: $(VENV)/.test-installed  ## install into .venv, then lint, check types, bu
 notebooks:  ## make docs/notebooks from the guides
 	@$(PYTHON) docs/notebooks.py
 
+claims: $(VENV)/.test-installed  ## measure what the documents claim; LONG=--long measures the studies too
+	@$(BIN)/python benchmarks/claims.py $(LONG)
+
 docs: $(VENV)/.test-installed  ## build the documentation; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html; it needs no server."
