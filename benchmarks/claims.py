@@ -3,6 +3,8 @@
     make claims                  # the short ones, some minutes
     make claims LONG=--long      # the studies too, about a quarter of an hour more
 
+The speeds need a machine without other work: their ratios halve on a busy one.
+
 Each claim has a margin, wide enough for another machine and another version of JAX. The exit code
 is 1 if a measured value is outside. What needs MNIST and a GPU is not measured here: its table is
 compared with the stored results.
