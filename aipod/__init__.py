@@ -1,6 +1,7 @@
 """Stochastic bilevel optimisation under constraints at both levels."""
 
 from aipod import baselines as baselines
+from aipod import callbacks as callbacks
 from aipod import data as data
 from aipod import federated as federated
 from aipod import stepsize as stepsize
@@ -9,6 +10,7 @@ from aipod._hypergradient import exact_lower as exact_lower
 from aipod._hypergradient import hypergradient as hypergradient
 from aipod._hypergradient import stationarity as stationarity
 from aipod._misc.version import __version__ as __version__
+from aipod._report import report as report
 from aipod.algorithms import ALSET as ALSET
 from aipod.algorithms import BSA as BSA
 from aipod.algorithms import IGAL as IGAL
@@ -74,12 +76,15 @@ from aipod.slots.upper import LocalUpper as LocalUpper
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam
 from aipod.slots.upper import paced_adam as paced_adam
+from aipod.solving import CallbackError as CallbackError
 from aipod.solving import Convergence as Convergence
 from aipod.solving import DivergedError as DivergedError
 from aipod.solving import History as History
 from aipod.solving import Ledger as Ledger
 from aipod.solving import Result as Result
+from aipod.solving import SavedSolution as SavedSolution
 from aipod.solving import Solution as Solution
 from aipod.solving import Stop as Stop
+from aipod.solving import load as load
 from aipod.solving import solve as solve
 from aipod.stepsize import Curvature as Curvature

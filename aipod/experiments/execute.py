@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 import aipod
 from aipod.experiments import load, solvers
-from aipod.experiments.base import Experiment, Picture, Task
+from aipod.experiments.base import Experiment, Metric, Picture, Task
 from aipod.experiments.config import RunConfig
 from aipod.experiments.tensorboard import EventWriter
 from aipod.runs._description import Description, Drawing
@@ -36,6 +36,10 @@ class Prepared:
         """The same objects with another seed, so that `solve` compiles nothing again."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, seed=seed))
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self.task.metrics or self.experiment.metrics
+
     def describe(self, clients: int | None = None) -> Description:
         """What the run folder says about this run.
 
@@ -54,10 +58,11 @@ class Prepared:
             toml=config.toml(),
             config=config.flat(),
             arguments=config.arguments,
-            metrics=[dataclasses.asdict(metric) for metric in self.experiment.metrics],
-            axes=self.experiment.axes,
+            metrics=[dataclasses.asdict(metric) for metric in self.metrics],
+            axes=self.task.axes or self.experiment.axes,
             derive=self.task.derive,
             picture=drawing,
+            about=self.experiment.about,
         )
 
 

@@ -25,6 +25,12 @@ def replicate(tree: PyTree, clients: int) -> PyTree:
         ```
     """
     check_clients(clients)
+    odd = [leaf for leaf in jax.tree.leaves(tree) if not is_numeric(leaf)]
+    if odd:
+        raise ValueError(
+            f"replicate: the tree holds a {type(odd[0]).__name__}, and clients hold arrays alone: "
+            "keep functions out, as with equinox.partition(model, equinox.is_array)."
+        )
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (clients, *jnp.shape(leaf))), tree
     )
