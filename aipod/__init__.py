@@ -43,6 +43,7 @@ from aipod.sets import CappedSimplex as CappedSimplex
 from aipod.sets import Consensus as Consensus
 from aipod.sets import Flow as Flow
 from aipod.sets import Free as Free
+from aipod.sets import Gossip as Gossip
 from aipod.sets import Product as Product
 from aipod.sets import Simplex as Simplex
 from aipod.slots import Cost as Cost

@@ -184,6 +184,13 @@ class Bilevel(eqx.Module):
             return self.held.upper
         return at_fixed_x(self.upper, self.upper_samples, x, draws)
 
+    def inside(self) -> "Bilevel":
+        """The problem as a solver sees it: without a server no set averages over all clients."""
+        if not (self.upper_set.apart or self.lower_set.apart):
+            return self
+        upper_set, lower_set = self.upper_set.inside(), self.lower_set.inside()
+        return dataclasses.replace(self, upper_set=upper_set, lower_set=lower_set)
+
     def hold(self, x: PyTree, *, lower_draws: int, upper_draws: int) -> "Bilevel":
         """This problem for one outer step at x, in which all loops together draw so many batches.
 

@@ -120,7 +120,9 @@ class OneRoundAdjoint(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
-        return warm_start(y, self.damping, health, compressed=self.compression is not None)
+        state = warm_start(y, self.damping, health, compressed=self.compression is not None)
+        damping = jnp.broadcast_to(state.damping, problem.lower_set.apart)
+        return dataclasses.replace(state, damping=damping)
 
     def health(self, state: PyTree) -> Health | None:
         return state.health
@@ -171,7 +173,8 @@ class OneRoundAdjoint(AbstractAdjoint):
             compression=self.compression,
             key=turn.round_key,
         )
-        return WarmState(u, correction, state.damping, known, state.health)
+        damping = turn.problem.lower_set.for_round(turn.round_key).heard(state.damping)
+        return WarmState(u, correction, damping, known, state.health)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""
