@@ -63,6 +63,17 @@ class Links(eqx.Module):
 
         return jax.lax.scan(more, jnp.zeros_like(leaf), (table, self.neighbours))[0]
 
+    def highest(self, working: Array, values: Array) -> Array:
+        """The largest value of each client and of those neighbours whose links work."""
+        if self.shifts is not None and self.places is not None:
+            table, found = jnp.append(working, False)[self.places], values
+            for row, shift in enumerate(self.shifts):
+                other = jnp.where(table[row], jnp.roll(values, -shift), -jnp.inf)
+                found = jnp.maximum(found, other)
+            return found
+        there, back = (jnp.where(working, values[end], -jnp.inf) for end in self.ends[::-1])
+        return values.at[self.ends[0]].max(there).at[self.ends[1]].max(back)
+
 
 def links_of(edges: np.ndarray, weights: np.ndarray, clients: int) -> Links:
     """Links from pairs of clients; made once, with the set."""
@@ -73,7 +84,9 @@ def links_of(edges: np.ndarray, weights: np.ndarray, clients: int) -> Links:
     shifts = np.unique(distance)
     degree = int(np.bincount(both[:, 0], minlength=clients).max()) if count else 0
     places = neighbours = kept = None
-    if len(shifts) <= _SHIFTS:
+    # In a graph that looks the same from every client; of few clients a whole matrix is quicker.
+    regular = len(shifts) <= max(4, degree) and 2 * degree <= clients
+    if regular and len(shifts) <= _SHIFTS:
         kept = tuple(int(shift) for shift in shifts)
         places = np.full((len(shifts), clients), count)
         places[np.searchsorted(shifts, distance), both[:, 0]] = link
@@ -173,8 +186,7 @@ class Exchange(AbstractAgreement):
         return tracked, jax.tree.map(jnp.subtract, correction, pulled)
 
     def heard(self, values: Array) -> Array:
-        ends, working = self.links.ends, self._working()
-        there, back = values[ends[1]], values[ends[0]]
-        if working is not None:
-            there, back = (jnp.where(working, one, -jnp.inf) for one in (there, back))
-        return values.at[ends[0]].max(there).at[ends[1]].max(back)
+        working = self._working()
+        if working is None:
+            working = jnp.ones(self.links.count, bool)
+        return self.links.highest(working, values)

@@ -242,3 +242,30 @@ def test_single_precision_stays_single():
     solver, start = aipod.E3AiPOD(), jnp.ones((CLIENTS, SIZE), jnp.float32)
     state = solver.step(made, solver.init(made, start, start), key=KEY)
     assert state.x.dtype == state.y.dtype == state.upper.correction[0].dtype == jnp.float32
+
+
+def test_the_ledger_counts_rounds_messages_and_bytes_of_links():
+    made = problem(aipod.Gossip("ring", CLIENTS, participation=0.5))
+    ledger = aipod.solve(made, E3, zeros(), zeros(), 10, key=KEY).ledger
+    assert ledger.rounds == 10
+    assert ledger.messages == 10 * CLIENTS
+    # x, y and u in both directions, half of the time; and of a client to two neighbours.
+    assert ledger.bytes_per_link == ledger.bytes_up == 10 * 3 * SIZE * 8
+    history = aipod.solve(made, OPTIMISERS["adam"], zeros(), zeros(), 2, key=KEY).history
+    # An optimiser sends x and a gradient.
+    assert history["bytes_per_link"][-1] == 2 * 4 * SIZE * 8
+    served = aipod.solve(problem(None), E3, zeros(), zeros(), 2, key=KEY)
+    assert served.ledger.messages == 0
+    assert "messages" not in served.history
+
+
+def test_check_shows_the_gap_and_warns_of_a_poor_one():
+    report = aipod.check(problem("ring"), zeros(), zeros(), key=KEY)
+    assert report.ok
+    found = {finding.name: finding for finding in report.findings}
+    assert "spectral gap 0.0507" in found["graph"].value
+    assert "these are inexact" in found["methods"].value
+    notes = aipod.diagnose._findings.Notes()
+    aipod.diagnose._parts.check_graph(notes, problem("ring", 64))
+    assert notes.findings[0].status == "warning"
+    assert "exponential" in notes.findings[0].remedy
