@@ -234,12 +234,11 @@ class Alternating(eqx.Module):
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
-        settled = self.lower.settle(turn._replace(problem=problem), lower)
+        settled = self.lower.settle(turn._replace(problem=problem, start=state.y), lower)
         names = ("y", "its state")
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
-        adjoint = like_before(
-            self.adjoint, "settle", self.adjoint.settle(turn, adjoint), state.adjoint
-        )
+        kept = self.adjoint.settle(turn._replace(start=state.adjoint), adjoint)
+        adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
         curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
         own_cost = turn.lower_cost(lower_draws=implicit_draws + looked_at, upper_draws=1)
         if self.lower.deferred or self.adjoint.deferred:

@@ -31,6 +31,8 @@ class Turn(NamedTuple):
     - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
     - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
         of a round come from `turn.round_key`.
+    - `start`: for `settle` alone, what the outer step began with: y for the lower slot, its state
+        for the adjoint.
 
     In a federation x and y have a client axis in front. A slot works on each client's part by
     itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
@@ -49,6 +51,7 @@ class Turn(NamedTuple):
     y: PyTree
     rates: Rates
     key: PRNGKeyArray
+    start: PyTree = None
 
     @property
     def step(self) -> Array:
