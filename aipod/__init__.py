@@ -11,8 +11,10 @@ from aipod._hypergradient import stationarity as stationarity
 from aipod._misc.version import __version__ as __version__
 from aipod.algorithms import ALSET as ALSET
 from aipod.algorithms import BSA as BSA
+from aipod.algorithms import DSOBA as DSOBA
 from aipod.algorithms import IGAL as IGAL
 from aipod.algorithms import SOBA as SOBA
+from aipod.algorithms import SPARKLE as SPARKLE
 from aipod.algorithms import TTSA as TTSA
 from aipod.algorithms import AiPOD as AiPOD
 from aipod.algorithms import Alternating as Alternating
@@ -72,6 +74,7 @@ from aipod.slots.upper import DifferenceStep as DifferenceStep
 from aipod.slots.upper import EveryStep as EveryStep
 from aipod.slots.upper import ExponentiatedGradient as ExponentiatedGradient
 from aipod.slots.upper import LocalUpper as LocalUpper
+from aipod.slots.upper import MovingAverage as MovingAverage
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam
 from aipod.slots.upper import paced_adam as paced_adam
