@@ -5,7 +5,7 @@ a network, y its last. In `cleaning` half of the training labels are wrong; x ha
 training example of any client, whose sigmoid is its weight, and y is a softmax regression:
 
     min over x of   mean_m  loss(y*(x); clean examples of m)
-    y*(x) = argmin  mean_m  mean over examples i of m of  sigmoid(x_i) loss_i(y) + ridge ||y||^2
+    y*(x) = argmin  mean_m  mean over examples i of m of  sigmoid(x_i) loss_i(y) + ridge / 2 ||y||^2
 
 Both sets are `aipod.Gossip`.
 """
@@ -89,14 +89,13 @@ def build(options: Options) -> Task:
 
 
 def _cleaning(options: Options, graph: Gossip) -> Task:
-    data = cleaning.mixture(
-        cleaning.Options(
-            data=options.data,
-            data_dir=options.data_dir,
-            corrupted=_CORRUPTED,
-            problem_seed=options.problem_seed,
-        )
+    plain = cleaning.Options(
+        data=options.data,
+        data_dir=options.data_dir,
+        corrupted=_CORRUPTED,
+        problem_seed=options.problem_seed,
     )
+    data = cleaning.mixture(plain)
     size, clients = len(data.truth), options.clients
     rng = np.random.default_rng([options.problem_seed, 2])
 
@@ -113,7 +112,7 @@ def _cleaning(options: Options, graph: Gossip) -> Task:
     def lower(x: Array, y: Array, batch: tuple[Array, Array, Array]) -> Array:
         inputs, labels, index = batch
         weighted = jax.nn.sigmoid(x[index]) * cleaning.losses(y, inputs, labels)
-        return jnp.mean(weighted) + options.ridge * jnp.sum(y**2)
+        return jnp.mean(weighted) + 0.5 * plain.ridge * jnp.sum(y**2)
 
     problem = federated.federate(
         upper,
