@@ -64,9 +64,9 @@ def check_graph(notes: Notes, problem: Bilevel) -> None:
     notes.ok(
         "methods",
         "aipod.E3AiPOD corrects x, y and the adjoint, and reaches a solution without a server. "
-        "aipod.E2AiPOD corrects y and the adjoint, but moves x by decentralised SGD; aipod.EAiPOD "
-        "and aipod.AiPOD mix where they would project: where clients differ, these are inexact and "
-        "stop near a solution.",
+        "aipod.E2AiPOD corrects y and the adjoint, but moves x by decentralised SGD; aipod.EAiPOD, "
+        "aipod.AiPOD, aipod.FedNest and the like mix where they would project: where clients "
+        "differ, these are inexact and stop near a solution.",
     )
 
 

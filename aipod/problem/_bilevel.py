@@ -69,6 +69,11 @@ class Bilevel(eqx.Module):
                     f"{name} must be a callable key -> batch, such as aipod.Minibatches(data, 64), "
                     f"got {type(samples).__name__}."
                 )
+        if self.upper_set.apart != self.lower_set.apart:
+            raise ValueError(
+                "clients gossip at both levels or at none: let upper_set and lower_set be the same "
+                "aipod.Gossip, as aipod.federated.federate(..., graph=...) makes them."
+            )
         if self.upper_set.coupled:
             raise ValueError(
                 "upper_set has a coupling, but the upper level's constraint B x = e depends on "

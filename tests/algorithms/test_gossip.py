@@ -1,5 +1,6 @@
 """Without a server: exact where it is corrected, the server's run on the complete graph."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -269,3 +270,24 @@ def test_check_shows_the_gap_and_warns_of_a_poor_one():
     aipod.diagnose._parts.check_graph(notes, problem("ring", 64))
     assert notes.findings[0].status == "warning"
     assert "exponential" in notes.findings[0].remedy
+
+
+def test_flower_has_a_server():
+    flower = pytest.importorskip("aipod.flower")
+    with pytest.raises(ValueError, match="Flower has a server"):
+        flower.client_of(problem("ring"), zeros(), zeros(), index=0)
+
+
+def test_gossip_is_for_both_levels():
+    with pytest.raises(ValueError, match="at both levels or at none"):
+        dataclasses.replace(problem("ring"), upper_set=aipod.Consensus())
+
+
+def test_a_run_that_is_resumed_is_the_same(tmp_path):
+    made = problem(aipod.Gossip("ring", CLIENTS, participation=0.8))
+    arguments = (made, E3, zeros(), zeros())
+    whole = aipod.solve(*arguments, 12, key=KEY)
+    aipod.solve(*arguments, 5, key=KEY, checkpoint=tmp_path / "kept")
+    rest = aipod.solve(*arguments, 12, key=KEY, checkpoint=tmp_path / "kept", resume=True)
+    np.testing.assert_array_equal(rest.x, whole.x)
+    assert rest.ledger == whole.ledger
