@@ -2,19 +2,22 @@
 
 from typing import Any
 
+import optax
+
 from aipod.algorithms._alternating import Alternating
 from aipod.slots.adjoint import ProxSkipAdjoint, SimultaneousAdjoint
 from aipod.slots.lower import ProxSkip, SimultaneousLower
-from aipod.slots.upper import MovingAverage
+from aipod.slots.upper import AbstractUpper, EveryStep, MovingAverage, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
 
 def DSOBA(
     *,
-    upper_lr: StepSize = 0.01,
+    upper_lr: StepSize | None = None,
     lower_lr: StepSize = Curvature(),
     adjoint_lr: StepSize = Curvature(),
     average: float = 0.3,
+    upper_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
     """D-SOBA (Kong, Zhu, Lu, Huang and Yuan, 2024): SOBA with neighbours, all at once.
 
@@ -29,6 +32,8 @@ def DSOBA(
 
     - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [rho]: step sizes.
     - `average` [theta]: how much the newest hypergradient counts.
+    - `upper_optimizer`: an Optax optimiser in place of `upper_lr` and the average, which gets a
+        tracked gradient; where neither is given, `aipod.paced_adam()`. Not in the original.
 
     !!! example
         ```python
@@ -38,17 +43,18 @@ def DSOBA(
     return Alternating(
         lower=SimultaneousLower(lower_lr),
         adjoint=SimultaneousAdjoint(adjoint_lr),
-        upper=MovingAverage(upper_lr, average, corrected=False),
+        upper=_averaged(upper_lr, upper_optimizer, average, corrected=False),
     )
 
 
 def SPARKLE(
     *,
-    upper_lr: StepSize = 0.01,
+    upper_lr: StepSize | None = None,
     lower_lr: StepSize = Curvature(),
     adjoint_lr: StepSize = Curvature(),
     average: float = 0.3,
     damping: float = 0.0,
+    upper_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
     """SPARKLE (Zhu, Kong, Lu, Huang and Yuan, NeurIPS 2024), exact diffusion at every level.
 
@@ -73,5 +79,13 @@ def SPARKLE(
     return Alternating(
         lower=ProxSkip(lr=lower_lr, steps=1, prob=1.0),
         adjoint=adjoint,
-        upper=MovingAverage(upper_lr, average),
+        upper=_averaged(upper_lr, upper_optimizer, average, corrected=True),
     )
+
+
+def _averaged(
+    lr: StepSize | None, optimizer: Any, average: float, *, corrected: bool
+) -> AbstractUpper:
+    if lr is not None and optimizer is None:
+        return MovingAverage(lr, average, corrected=corrected)
+    return EveryStep(lr=lr, optimizer=paced_unless(lr, optimizer))
