@@ -26,7 +26,8 @@ def DSOBA(
 
     with all derivatives at the old x, y and z; V mixes with the neighbours (`aipod.Gossip`), and
     x, y and z share one exchange. Nothing is corrected: where clients differ, it stops near a
-    solution. With `aipod.Consensus` V is the average.
+    solution. With `aipod.Consensus` V is the average. Here h begins at 0 and is renewed before x
+    moves.
 
     **Arguments:**
 
@@ -63,8 +64,8 @@ def SPARKLE(
 
         v_hat = v - step (slope - r),   v <- V v_hat,   r <- r + (v - v_hat) / step
 
-    which without r reads v_{k+1} = V (2 v_k - v_{k-1} - step (slope_k - slope_{k-1})), the paper's
-    form. Its fixed points are the solutions.
+    which without r reads v_{k+1} = V (2 v_k - v_{k-1} - step (slope_k - slope_{k-1})), the usual
+    form of exact diffusion. Its fixed points are the solutions.
 
     **Arguments:** those of `DSOBA`, and
 

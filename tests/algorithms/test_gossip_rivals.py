@@ -1,4 +1,4 @@
-"""D-SOBA and SPARKLE against their equations in NumPy, and what gossip leaves of other methods."""
+"""D-SOBA and SPARKLE, their docstrings' equations in NumPy; what gossip leaves of other methods."""
 
 import dataclasses
 
@@ -85,7 +85,7 @@ def sparkle(V, steps):
     [(aipod.DSOBA, d_soba), (aipod.SPARKLE, sparkle)],
     ids=["d-soba", "sparkle"],
 )
-def test_the_equations_of_the_papers(make, transcribed):
+def test_the_equations_of_the_docstrings(make, transcribed):
     graph, solver = GRAPHS["random"], make(**RATES, average=SHARE)
     start, steps = jnp.ones((CLIENTS, SIZE)), 25
     made = problem(graph)
