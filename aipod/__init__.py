@@ -13,8 +13,10 @@ from aipod._misc.version import __version__ as __version__
 from aipod._report import report as report
 from aipod.algorithms import ALSET as ALSET
 from aipod.algorithms import BSA as BSA
+from aipod.algorithms import DSOBA as DSOBA
 from aipod.algorithms import IGAL as IGAL
 from aipod.algorithms import SOBA as SOBA
+from aipod.algorithms import SPARKLE as SPARKLE
 from aipod.algorithms import TTSA as TTSA
 from aipod.algorithms import AiPOD as AiPOD
 from aipod.algorithms import Alternating as Alternating
@@ -45,6 +47,7 @@ from aipod.sets import CappedSimplex as CappedSimplex
 from aipod.sets import Consensus as Consensus
 from aipod.sets import Flow as Flow
 from aipod.sets import Free as Free
+from aipod.sets import Gossip as Gossip
 from aipod.sets import Product as Product
 from aipod.sets import Simplex as Simplex
 from aipod.slots import Cost as Cost
@@ -73,6 +76,7 @@ from aipod.slots.upper import DifferenceStep as DifferenceStep
 from aipod.slots.upper import EveryStep as EveryStep
 from aipod.slots.upper import ExponentiatedGradient as ExponentiatedGradient
 from aipod.slots.upper import LocalUpper as LocalUpper
+from aipod.slots.upper import MovingAverage as MovingAverage
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam
 from aipod.slots.upper import paced_adam as paced_adam

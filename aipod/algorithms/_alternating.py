@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._misc.keys import as_key, round_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
 from aipod.algorithms._first import compiled_first, compiled_initial
-from aipod.algorithms._haste import HASTY, stiffer, unless
+from aipod.algorithms._haste import stiffer, unless_hasty
 from aipod.algorithms._keeping import Keeping, in_rows_of, keeping_of
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
@@ -30,6 +30,7 @@ from aipod.stepsize import (
     adapts,
     check_steps,
     curvature_draws,
+    curvature_heard,
     curvature_init,
     curvature_iterations,
     curvature_update,
@@ -125,8 +126,8 @@ class Alternating(eqx.Module):
         problem.check(x0, y0)
         if self.wire is not None and not problem.fully_federated:
             raise ValueError(
-                "compression is for federations in which all clients take part in every round: "
-                "leave compression out, or participation at 1."
+                "compression is for federations with a server, in which all clients take part in "
+                "every round: leave compression out, or participation at 1."
             )
         if self.scope is not None:
             self.scope.check(problem)
@@ -148,7 +149,7 @@ class Alternating(eqx.Module):
 
     def initial(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         """The state before the first step, for use inside a program."""
-        x = cast_like(problem.upper_set.project(x0), x0)
+        x = cast_like(problem.upper_set.start(x0), x0)
         adjoint = initial(self.adjoint, self.adjoint.init(problem, x, y0))
         upper = initial(self.upper, self.upper.init(problem, x))
         return State(
@@ -193,7 +194,7 @@ class Alternating(eqx.Module):
             problem = averaged(problem, self.batch)
         lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = _keys(key, state.step)
         x = state.x
-        problem = self._held(problem, x)
+        problem = self._held(problem.inside(), x)
         curvature, estimate = state.curvature, None
         looked_at: Array | int = 0
         if curvature is not None:
@@ -239,6 +240,7 @@ class Alternating(eqx.Module):
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
         kept = self.adjoint.settle(turn._replace(start=state.adjoint), adjoint)
         adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
+        curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
         own_cost = turn.lower_cost(lower_draws=implicit_draws + looked_at, upper_draws=1)
         if self.lower.deferred or self.adjoint.deferred:
             alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
@@ -257,8 +259,7 @@ class Alternating(eqx.Module):
         )
         watch = state.watch.after(problem, state.step, outcome)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
-        if estimate is not None and curvature is not None and problem.lower_set.per_client:
-            new = unless(curvature.estimate > HASTY * estimate, new, state)
+        new = unless_hasty(problem.lower_set, estimate, new, state)
         if state.moves is None:
             return new
         moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)

@@ -25,6 +25,8 @@ SUMMARIES = {
     "loss-tuning": "the paper's Figure 3: clients with few examples of some classes tune the loss "
     "they train with",
     "byzantine": "the same clients, some of which lie, and averages that few of them cannot move",
+    "gossip": "clients without a server, who talk to their neighbours in a graph: representations, "
+    "or wrong labels",
     "portfolio": "weights of 20 shares whose factor exposures are chosen to be calm in later years",
     "transport": "the hidden cost of journeys, learned from who works where by optimal transport",
     "cleaning": "wrong labels among the digits, found by weighing examples on clean data",

@@ -40,11 +40,13 @@ class Picture:
     - `draw`: (figure, x, y) draws on an empty Matplotlib figure; x and y lie on their sets.
     - `caption`: one or two sentences about what it shows.
     - `size`: width and height in inches.
+    - `course`: (figure, columns) draws beside it how the run came there.
     """
 
     draw: Callable[["Figure", PyTree, PyTree], None]
     caption: str
     size: tuple[float, float] = (7.4, 3.6)
+    course: Callable[["Figure", Columns], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

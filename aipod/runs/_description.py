@@ -15,11 +15,11 @@ Columns = Mapping[str, np.ndarray]
 class Drawing:
     """An experiment's own picture of its result.
 
-    - `draw`: (x, y, folder) writes `picture.png` and `picture.svg` into the folder.
+    - `draw`: (x, y, folder, columns) writes `picture.png` and `picture.svg` into the folder.
     - `caption`: what the picture shows, in a sentence or two.
     """
 
-    draw: Callable[[PyTree, PyTree, Path], object]
+    draw: Callable[[PyTree, PyTree, Path, Columns], object]
     caption: str
 
 

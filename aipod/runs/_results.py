@@ -31,7 +31,7 @@ def write_results(
         folder.write_metrics(columns)
     summary = _summary(run, solution, columns) | {"began": began, "environment": environment()}
     if run.picture is not None and columns and solution.result.ok:
-        run.picture.draw(*solution.feasible(), folder.figures)
+        run.picture.draw(*solution.feasible(), folder.figures, columns)
         summary["picture"] = run.picture.caption
     folder.write_summary(summary)
     return summary

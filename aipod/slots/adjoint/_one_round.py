@@ -136,6 +136,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
         state = warm_start(y, self.damping, health, compressed=self.compression is not None)
+        damping = jnp.broadcast_to(state.damping, problem.lower_set.apart)
+        state = dataclasses.replace(state, damping=damping)
         if (mover := self._mover(problem.lower_set)) is None:
             return state
         return dataclasses.replace(state, momentum=mover.init(y))
@@ -209,10 +211,11 @@ class OneRoundAdjoint(AbstractAdjoint):
             compression=self.compression,
             key=turn.round_key,
         )
+        damping = turn.problem.lower_set.for_round(turn.round_key).heard(state.damping)
         momentum = state.momentum
         if (mover := self._mover(turn.problem.lower_set)) is not None:
             u, momentum = mover(turn.start.u, u, momentum)
-        return WarmState(u, correction, state.damping, known, state.health, momentum)
+        return WarmState(u, correction, damping, known, state.health, momentum)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""
