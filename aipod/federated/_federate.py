@@ -198,6 +198,7 @@ def federate(
     participation: float = 1.0,
     chosen: str = "round",
     upper_set: AbstractSet | None = None,
+    epochs: bool = False,
 ) -> Bilevel:
     """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
 
@@ -217,6 +218,8 @@ def federate(
         methods that have several rounds in one; see `Consensus`.
     - `upper_set`: a set that the common x must lie in, such as `aipod.Simplex()`; projecting on it
         costs no round.
+    - `epochs`: each client visits every one of its examples once before the next time; see
+        `aipod.Minibatches`.
 
     !!! example
         ```python
@@ -227,7 +230,7 @@ def federate(
     samples = []
     for name, data in (("upper_data", upper_data), ("lower_data", lower_data)):
         stacked, counts = _stack(data, name)
-        samples.append(ClientMinibatches(stacked, batch_size, counts=counts))
+        samples.append(ClientMinibatches(stacked, batch_size, counts=counts, epochs=epochs))
     clients = {one.clients for one in samples}
     if len(clients) != 1:
         raise ValueError(

@@ -181,6 +181,11 @@ def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
         raise ValueError(
             "compression is not sent over Flower: leave compression out of the solver's arguments."
         )
+    if solver.estimator is not None:
+        raise ValueError(
+            "an estimator keeps tables of a client's data, which a server cannot prepare: leave "
+            "estimator out of the solver's arguments, or run the federation with aipod.solve."
+        )
     return solver.init(empty_problem(), *(federated.replicate(tree, 1) for tree in (x0, y0)))
 
 

@@ -37,11 +37,19 @@ def hessian_product(
 
 
 def implicit_term(
-    problem: Bilevel, x: PyTree, y: PyTree, z: PyTree, upper_batch: Any, lower_batch: Any
+    problem: Bilevel,
+    x: PyTree,
+    y: PyTree,
+    z: PyTree,
+    upper_batch: Any,
+    lower_batch: Any,
+    *,
+    with_upper: bool = True,
 ) -> PyTree:
     """w = -grad_xy g z + L' (grad_y f - grad_yy g z), the part of grad F that comes through y.
 
-    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does.
+    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does. Not
+    `with_upper`, the part of f is left out.
     """
 
     def phi(moving: PyTree) -> Array:
@@ -49,7 +57,7 @@ def implicit_term(
         # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
         slope = jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch)
         along_z = optax.tree.vdot(slope, z)
-        if not problem.lower_set.coupled:
+        if not (with_upper and problem.lower_set.coupled):
             return -along_z
         return problem.upper(x, followed, upper_batch) - along_z
 

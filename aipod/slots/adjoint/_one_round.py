@@ -140,15 +140,17 @@ class OneRoundAdjoint(AbstractAdjoint):
         def dot(a: PyTree, b: PyTree) -> Array:
             return inner(a, b, per_client=lower_set.per_client)
 
-        def body(u: PyTree, key: PRNGKeyArray) -> tuple[PyTree, Any]:
-            slope, product = parts(u, key)
+        def body(carry: tuple[PyTree, Any], key: PRNGKeyArray) -> tuple[Any, Any]:
+            u, memory = carry
+            slope, product, memory = parts(u, key, memory)
             seen = dot(u, product), dot(u, u), dot(product, product)
             gradient = damped(u, slope, product, state.damping)
             left = optax.tree.sub(gradient, state.correction)
-            return axpy(u, -lr, left), ([dot(left, left), dot(slope, slope)], seen)
+            sizes = [dot(left, left), dot(slope, slope)]
+            return (axpy(u, -lr, left), memory), (sizes, seen)
 
         keys = step_keys(turn.key, self.steps)[1]
-        u, (sizes, seen) = jax.lax.scan(body, state.u, keys)
+        (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, turn.memory), keys)
         damping = state.damping
         if self.damping is None:
             damping = _enough(damping, seen, lower_set, lr)
@@ -157,7 +159,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         left, right = (size[-1] * exact for size in sizes)
         health = health_of(turn.y, lower_set, left, right, damping > state.damping)
         kept = WarmState(u, state.correction, damping, state.known, health)
-        cost = turn.lower_cost(1, lower_draws=self.steps, upper_draws=self.steps, deferred=True)
+        draws = {"lower_draws": self.steps, "upper_draws": self.steps}
+        cost = turn.lower_cost(1, **draws, deferred=True, memory=memory)
         return optax.tree.scale(-1, u), kept, cost
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:

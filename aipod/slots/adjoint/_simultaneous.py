@@ -5,9 +5,9 @@ from typing import Any
 import optax
 from jaxtyping import PyTree
 
-from aipod._misc.keys import subkeys
 from aipod._misc.tree import axpy
-from aipod.problem import Bilevel, draw, grad_y_upper, hessian_product
+from aipod.problem import Bilevel
+from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -38,10 +38,10 @@ class SimultaneousAdjoint(AbstractAdjoint):
         return optax.tree.zeros_like(y)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y = turn.problem, turn.x, turn.y
-        upper_key, lower_key = subkeys(turn.key, 2)
-        xi, phi = draw(problem.upper_samples, upper_key), draw(problem.lower_samples, lower_key)
-        slope = grad_y_upper(problem, x, y, xi)
-        product = hessian_product(lambda t: problem.lower(x, t, phi), y, state)
+        upper_key, lower_key = turn.sample_keys
+        slope, memory = slope_oracle(turn)(upper_key, turn.memory)
+        product, memory = hessian_oracle(turn)(state, lower_key, memory)
         new = axpy(state, -turn.lr(self.lr), optax.tree.sub(product, slope))
-        return state, new, turn.lower_cost(lower_draws=1, upper_draws=1)
+        # A shared batch of the upper level is the one that x sees.
+        own = 0 if turn.shares_draws else 1
+        return state, new, turn.lower_cost(lower_draws=1, upper_draws=own, memory=memory)

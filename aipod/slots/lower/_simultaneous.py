@@ -1,10 +1,10 @@
 """SOBA's step on y."""
 
-import jax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import axpy
-from aipod.problem import Bilevel, draw
+from aipod.problem import Bilevel
+from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import refuse_bounds
 from aipod.slots._turn import Turn
@@ -40,7 +40,8 @@ class SimultaneousLower(AbstractLower):
         return y
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem = turn.problem
-        batch = draw(problem.lower_samples, turn.key)
-        gradient = jax.grad(problem.lower, argnums=1)(turn.x, state, batch)
-        return state, axpy(state, -turn.lr(self.lr), gradient), turn.lower_cost(lower_draws=1)
+        # Where draws are not shared, the key is the slot's own.
+        key = turn.sample_keys[1] if turn.shares_draws else turn.key
+        gradient, memory = lower_oracle(turn)(state, key, turn.memory)
+        moved = axpy(state, -turn.lr(self.lr), gradient)
+        return state, moved, turn.lower_cost(lower_draws=1, memory=memory)
