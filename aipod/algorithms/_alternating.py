@@ -16,7 +16,7 @@ from aipod.algorithms._estimates import (
     estimated_hypergradient,
     estimation_of,
     first_estimates,
-    kept_memory,
+    next_estimates,
 )
 from aipod.algorithms._first import compiled_first, compiled_initial
 from aipod.algorithms._haste import HASTY, stiffer, unless
@@ -236,17 +236,16 @@ class Alternating(eqx.Module):
         turn = turn._replace(key=upper_key, estimation=for_upper)
         if state.estimates is not None:
             turn, implicit, memory = estimated_hypergradient(turn, z, samples, nested=nested)
-            estimates = (
-                kept_memory(self.lower, for_lower, lower_cost.memory),
-                kept_memory(self.adjoint, for_adjoint, adjoint_cost.memory),
-                memory,
-            )
+            turn = turn.with_memory(memory)
         elif nested:
             lower_batch = draw(problem.lower_samples, phi_key)
             implicit = implicit_term(faced, x, y, z, upper_batch, lower_batch)
         found = self.upper.update(turn, z, implicit, upper_batch, state.upper)
         names = ("x", "its state", "its cost")
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
+        if state.estimates is not None:
+            costs = (lower_cost, adjoint_cost, upper_cost)
+            estimates = next_estimates(self, turn, (for_lower, for_adjoint, for_upper), costs)
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
         settled = self.lower.settle(turn._replace(problem=problem), lower)
@@ -256,7 +255,7 @@ class Alternating(eqx.Module):
             self.adjoint, "settle", self.adjoint.settle(turn, adjoint), state.adjoint
         )
         own_cost = turn.lower_cost(lower_draws=nested + looked_at, upper_draws=1)
-        own_cost = own_cost.with_samples(*spent(state.estimates, estimates))
+        own_cost = own_cost.with_samples(*spent(state.estimates, estimates, shared=self.shared))
         if self.lower.deferred or self.adjoint.deferred:
             alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
             own_cost = dataclasses.replace(own_cost, rounds=jnp.maximum(alone, 0))

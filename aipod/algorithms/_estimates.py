@@ -1,12 +1,12 @@
 """What estimators keep from one outer step to the next, and the hypergradient that they give."""
 
+import dataclasses
 from typing import Any
 
-import jax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, hash32
-from aipod.problem import Bilevel, implicit_term, in_order
+from aipod.problem import Bilevel, grad_x_upper, implicit_term, in_order
 from aipod.slots._oracles import Estimation, Memories, first_memory, words_of
 from aipod.slots._turn import Turn
 from aipod.slots.estimators import Estimators, for_each
@@ -88,6 +88,24 @@ def kept_memory(slot: Any, estimation: Estimation | None, memory: Any) -> Any:
     return estimation.memory
 
 
+def next_estimates(
+    solver: Any, turn: Turn, estimations: tuple[Any, Any, Any], costs: tuple[Any, Any, Any]
+) -> Estimates | None:
+    """What is kept after an outer step, from what the slots' costs bring back."""
+    lower, adjoint = (
+        kept_memory(slot, estimation, cost.memory)
+        for slot, estimation, cost in zip(
+            (solver.lower, solver.adjoint), estimations[:2], costs[:2], strict=True
+        )
+    )
+    upper: Any = turn.memory if costs[2].memory is None else costs[2].memory
+    if solver.shared:
+        # The adjoint's next sample of the upper level is the next one of x.
+        slope = dataclasses.replace(adjoint["slope"], count=upper["direct"].count)
+        adjoint = adjoint | {"slope": slope}
+    return lower, adjoint, upper
+
+
 def estimated_hypergradient(
     turn: Turn, z: PyTree, keys: tuple[PRNGKeyArray, PRNGKeyArray], *, nested: bool
 ) -> tuple[Turn, PyTree, Any]:
@@ -100,13 +118,7 @@ def estimated_hypergradient(
 
     def of_upper(point: PyTree, batch: Any) -> PyTree:
         here, there = point
-
-        def value(moving: PyTree) -> Array:
-            if not (nested and problem.lower_set.coupled):
-                return problem.upper(moving, there, batch)
-            return problem.upper(moving, problem.lower_set.follow(there, moving), batch)
-
-        return jax.grad(value)(here)
+        return grad_x_upper(problem, here, there, batch, follow=nested)
 
     def of_lower(point: PyTree, batch: Any) -> PyTree:
         here, there, along = point

@@ -59,7 +59,7 @@ def on_client_pieces(
     if size is None or (counts is None and size >= pool):
         return function(samples.expected())
     size = min(size, pool)
-    places = number[:, None] * size + jnp.arange(size)
+    places = number[:, None] * size + jnp.arange(size)[None, :]
     whole = counts is None and pool % size == 0
     held = jnp.full(number.shape, pool) if counts is None else counts
     there = places < held[:, None]

@@ -18,9 +18,13 @@ from jaxtyping import Array, PyTree
 from aipod.problem._bilevel import Bilevel
 
 
-def grad_x_upper(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
-    """grad_x f(x, y; batch), y held fixed."""
-    return jax.grad(problem.upper)(x, y, batch)
+def grad_x_upper(
+    problem: Bilevel, x: PyTree, y: PyTree, batch: Any, *, follow: bool = False
+) -> PyTree:
+    """grad_x f(x, y; batch), y held fixed; with `follow`, y moves as the lower set does."""
+    if not (follow and problem.lower_set.coupled):
+        return jax.grad(problem.upper)(x, y, batch)
+    return jax.grad(lambda m: problem.upper(m, problem.lower_set.follow(y, m), batch))(x)
 
 
 def grad_y_upper(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:

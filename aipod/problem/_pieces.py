@@ -28,16 +28,13 @@ def shuffled(place: ArrayLike, size: ArrayLike, word: ArrayLike) -> Array:
     Exactly a permutation for every size, computed for one place at a time and without memory: the
     "swap or not" shuffle (Hoang, Morris and Rogaway, CRYPTO 2012).
     """
-    size = jnp.asarray(size, jnp.uint32)
-    words = jnp.asarray(word, jnp.uint32)
-    rounds = jnp.arange(_ROUNDS + 1, dtype=jnp.uint32) * jnp.uint32(_GOLDEN)
-    keys = hash32(words[..., None] + rounds)
-    turns = keys % size[..., None]
-    place = (jnp.asarray(place, jnp.uint32) + turns[..., 0]) % size
-    for r in range(1, _ROUNDS + 1):
-        other = (turns[..., r] + size - place) % size
+    size, word = jnp.asarray(size, jnp.uint32), jnp.asarray(word, jnp.uint32)
+    place = (jnp.asarray(place, jnp.uint32) + hash32(word) % size) % size
+    for step in range(1, _ROUNDS + 1):
+        key = hash32(word + jnp.uint32(step * _GOLDEN % 2**32))
+        other = (key % size + size - place) % size
         larger = jnp.maximum(place, other)
-        swap = hash32(keys[..., r] ^ (larger * jnp.uint32(_SECOND))) >> 31
+        swap = hash32(key ^ (larger * jnp.uint32(_SECOND))) >> 31
         place = jnp.where(swap == 1, other, place)
     return place.astype(jnp.int32)
 

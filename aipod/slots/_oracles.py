@@ -137,8 +137,11 @@ UPPER = ("slope", "direct")
 LOWER = ("gradient", "product", "implicit")
 
 
-def spent(before: Any, after: Any) -> tuple[Array | int, Array | int]:
-    """The examples of the upper and of the lower level that were looked at besides the draws."""
+def spent(before: Any, after: Any, *, shared: bool) -> tuple[Array | int, Array | int]:
+    """The examples of the upper and of the lower level that were looked at besides the draws.
+
+    Where draws are `shared`, both gradients of f are of the same examples and count once.
+    """
     if before is None:
         return 0, 0
 
@@ -148,7 +151,7 @@ def spent(before: Any, after: Any) -> tuple[Array | int, Array | int]:
             total = total + sum(new[n].extra - old[n].extra for n in names if n in new)
         return total
 
-    return of(UPPER), of(LOWER)
+    return of(("direct",) if shared else UPPER), of(LOWER)
 
 
 def words_of(key: PRNGKeyArray) -> tuple[Array, Array]:

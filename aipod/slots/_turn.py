@@ -60,6 +60,12 @@ class Turn(NamedTuple):
         """What the estimator of this slot keeps, to be carried through a loop of oracles."""
         return None if self.estimation is None else self.estimation.memory
 
+    def with_memory(self, memory: Memories | None) -> "Turn":
+        """After oracles that returned this memory."""
+        if self.estimation is None:
+            return self
+        return self._replace(estimation=self.estimation._replace(memory=memory))
+
     @property
     def sample_keys(self) -> tuple[PRNGKeyArray, PRNGKeyArray]:
         """Keys for one draw of the upper and one of the lower level."""
@@ -158,15 +164,32 @@ class Turn(NamedTuple):
         than `turn.x`.
         """
         gradient = self.direct
-        if gradient is None or x is not None:
+        if gradient is None:
             gradient = grad_x_upper(self.problem, self.x if x is None else x, self.y, batch)
-        if self.direct is not None and x is not None:
+        elif x is not None:
             # The change from turn.x, on the batch, added to the estimate there.
-            here = grad_x_upper(self.problem, self.x, self.y, batch)
-            gradient = axpy(self.direct, 1.0, optax.tree.sub(gradient, here))
+            moved, here = (grad_x_upper(self.problem, at, self.y, batch) for at in (x, self.x))
+            gradient = axpy(gradient, 1.0, optax.tree.sub(moved, here))
         if implicit is not None:
             gradient = optax.tree.add(gradient, implicit)
         return self.problem.upper_set.riesz(gradient)
+
+    def direction_oracle(
+        self, implicit: PyTree | None, x: PyTree, key: PRNGKeyArray, memory: Memories | None
+    ) -> tuple[PyTree, Memories | None]:
+        """`direction` at another x on a fresh sample, estimated, and the next memory."""
+        problem, samples = self.problem, self.problem.upper_samples
+        if memory is None:
+            return self.direction(implicit, draw(samples, key), x), None
+
+        def raw(point: PyTree, batch: Any) -> PyTree:
+            here, there = point
+            return grad_x_upper(problem, here, there, batch, follow=implicit is not None)
+
+        gradient, memory = self.asked("direct", raw, (x, self.y), samples, key, memory)
+        if implicit is not None:
+            gradient = optax.tree.add(gradient, implicit)
+        return problem.upper_set.riesz(gradient), memory
 
     def promise(self, implicit: PyTree | None, batch: Any) -> tuple[Array, Array, Array]:
         """The decrease of F that the last move of x promised, that of f which came of it, and f.
@@ -217,12 +240,16 @@ class Turn(NamedTuple):
         rounds: Array | int | None = None,
         lower_draws: Array | int = 0,
         upper_draws: Array | int = 0,
+        memory: Memories | None = None,
     ) -> Cost:
-        """What an upper slot spent; `rounds` where fewer than its projections cross clients."""
+        """What an upper slot spent; `rounds` where fewer than its projections cross clients.
+
+        `memory` is what the oracles returned last, where the slot asked them itself.
+        """
         crossing = projections if rounds is None else rounds
         sent = rounds_of(self.problem.upper_set, crossing)
         samples = self._samples(lower_draws, upper_draws)
-        return Cost(projections, *samples, rounds=sent, sent_x=sent)
+        return Cost(projections, *samples, rounds=sent, sent_x=sent, memory=memory)
 
     def _samples(
         self, lower_draws: Array | int, upper_draws: Array | int

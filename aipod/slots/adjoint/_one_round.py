@@ -135,7 +135,7 @@ class OneRoundAdjoint(AbstractAdjoint):
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
         state = followed(lower_set, state)
-        parts = quadratic_parts(turn, self.steps)
+        parts, memory = quadratic_parts(turn, self.steps)
 
         def dot(a: PyTree, b: PyTree) -> Array:
             return inner(a, b, per_client=lower_set.per_client)
@@ -150,7 +150,7 @@ class OneRoundAdjoint(AbstractAdjoint):
             return (axpy(u, -lr, left), memory), (sizes, seen)
 
         keys = step_keys(turn.key, self.steps)[1]
-        (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, turn.memory), keys)
+        (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, memory), keys)
         damping = state.damping
         if self.damping is None:
             damping = _enough(damping, seen, lower_set, lr)
@@ -159,8 +159,10 @@ class OneRoundAdjoint(AbstractAdjoint):
         left, right = (size[-1] * exact for size in sizes)
         health = health_of(turn.y, lower_set, left, right, damping > state.damping)
         kept = WarmState(u, state.correction, damping, state.known, health)
-        draws = {"lower_draws": self.steps, "upper_draws": self.steps}
-        cost = turn.lower_cost(1, **draws, deferred=True, memory=memory)
+        draws = 0 if turn.shares_draws else self.steps
+        cost = turn.lower_cost(
+            1, lower_draws=self.steps, upper_draws=draws, deferred=True, memory=memory
+        )
         return optax.tree.scale(-1, u), kept, cost
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:

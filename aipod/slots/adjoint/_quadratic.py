@@ -17,17 +17,26 @@ from aipod.slots._turn import Turn
 Parts = Callable[[PyTree, PRNGKeyArray, Any], tuple[PyTree, PyTree, Any]]
 
 
-def quadratic_parts(turn: Turn, draws: int) -> Parts:
-    """(u, key, memory) -> grad_y f and G u on fresh samples, as directions, and the memory."""
+def quadratic_parts(turn: Turn, draws: int) -> tuple[Parts, Any]:
+    """(u, key, memory) -> grad_y f and G u on fresh samples, as directions, and the memory.
+
+    Also the memory to begin with. Where the slots share draws, grad_y f is that of the sample which
+    x sees, found once.
+    """
     slope_of, hessian = slope_oracle(turn, draws), hessian_oracle(turn, draws)
+    memory, common = turn.memory, None
+    if turn.shares_draws:
+        common, memory = slope_of(turn.sample_keys[0], memory)
 
     def parts(u: PyTree, key: PRNGKeyArray, memory: Any) -> tuple[PyTree, PyTree, Any]:
         upper_key, lower_key = subkeys(key, 2)
-        slope, memory = slope_of(upper_key, memory)
+        slope = common
+        if slope is None:
+            slope, memory = slope_of(upper_key, memory)
         product, memory = hessian(u, lower_key, memory)
         return slope, product, memory
 
-    return parts
+    return parts, memory
 
 
 def damped(u: PyTree, slope: PyTree, product: PyTree, damping: Array | float) -> PyTree:
