@@ -33,6 +33,7 @@ from aipod.algorithms import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms import LFedNest as LFedNest
 from aipod.algorithms import State as State
 from aipod.algorithms import StocBiO as StocBiO
+from aipod.algorithms import VRAiPOD as VRAiPOD
 from aipod.diagnose import check as check
 from aipod.problem import AbstractSampler as AbstractSampler
 from aipod.problem import Bilevel as Bilevel

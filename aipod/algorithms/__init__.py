@@ -30,4 +30,5 @@ from aipod.algorithms._variance_reduced import SRBA as SRBA
 from aipod.algorithms._variance_reduced import SUSTAIN as SUSTAIN
 from aipod.algorithms._variance_reduced import SVRB as SVRB
 from aipod.algorithms._variance_reduced import VRBO as VRBO
+from aipod.algorithms._vr import VRAiPOD as VRAiPOD
 from aipod.algorithms._watch import natural_way as natural_way

@@ -1,4 +1,4 @@
-"""Estimators: their mean over all batches, their variance at a solution, and SABA and SRBA by hand."""
+"""Estimators: their mean over all batches, their variance at rest, and SABA and SRBA by hand."""
 
 import itertools
 
