@@ -56,6 +56,7 @@ from aipod.sets import Product as Product
 from aipod.sets import Simplex as Simplex
 from aipod.slots import Cost as Cost
 from aipod.slots import Turn as Turn
+from aipod.slots import restarted_momentum as restarted_momentum
 from aipod.slots.adjoint import AbstractAdjoint as AbstractAdjoint
 from aipod.slots.adjoint import ConjugateGradient as ConjugateGradient
 from aipod.slots.adjoint import Direct as Direct

@@ -21,6 +21,8 @@ def E3AiPOD(
     upper_optimizer: optax.GradientTransformation | None = None,
     compression: str | None = None,
     estimator: AbstractEstimator | Estimators | None = None,
+    lower_optimizer: optax.GradientTransformation | None = None,
+    adjoint_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
     """E3-AiPOD, ours and not the paper's: one projection, one round, for each outer step.
 
@@ -46,6 +48,10 @@ def E3AiPOD(
         feedback: half the bytes up, and the same fixed points.
     - `estimator`: how derivatives are estimated from minibatches. With `aipod.SAGA()` and
         `upper_lr` a run on a finite sum converges to the solution itself, not to its noise.
+    - `lower_optimizer`, `adjoint_optimizer`: Optax transformations that move y and u where the
+        averages of the clients meet; the fixed points stay. By default momentum that restarts by
+        itself, `aipod.restarted_momentum`, in a federation, and nothing elsewhere. With
+        `optax.sgd(1.0)` clients go on from the plain averages.
 
     !!! example
         ```python
@@ -53,8 +59,10 @@ def E3AiPOD(
         ```
     """
     return Alternating(
-        lower=OneRound(lr=lower_lr, steps=lower_steps, compression=compression),
-        adjoint=OneRoundAdjoint(adjoint_steps, adjoint_lr, damping, compression),
+        lower=OneRound(
+            lr=lower_lr, steps=lower_steps, compression=compression, optimizer=lower_optimizer
+        ),
+        adjoint=OneRoundAdjoint(adjoint_steps, adjoint_lr, damping, compression, adjoint_optimizer),
         upper=EveryStep(
             lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer), compression=compression
         ),

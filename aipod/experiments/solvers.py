@@ -95,6 +95,15 @@ ARGUMENTS = {
         "an Optax optimiser in place of upper_lr, such as adam(0.003)",
         values.make_optimizer,
     ),
+    "lower_optimizer": Argument(
+        values.optimizer,
+        "",
+        "what moves y where the clients' averages meet (e3-aipod), such as restarted_momentum(0.9)",
+        values.make_optimizer,
+    ),
+    "adjoint_optimizer": Argument(
+        values.optimizer, "", "the same for the adjoint (e3-aipod)", values.make_optimizer
+    ),
 }
 
 

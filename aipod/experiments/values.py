@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from aipod.slots import restarted_momentum
 from aipod.slots.estimators import SAGA, SARAH, STORM, LooplessSVRG
 from aipod.slots.upper import fading_adam, paced_adam
 from aipod.stepsize import Curvature
@@ -109,7 +110,11 @@ def make_step_size(value: Plain, name: str) -> Any:
     return _apply(Curvature, arguments, named, remedy)
 
 
-_OWN_OPTIMIZERS: dict[str, Any] = {"paced_adam": paced_adam, "fading_adam": fading_adam}
+_OWN_OPTIMIZERS: dict[str, Any] = {
+    "paced_adam": paced_adam,
+    "fading_adam": fading_adam,
+    "restarted_momentum": restarted_momentum,
+}
 
 
 def make_estimator(value: Plain, name: str) -> Any:
@@ -119,8 +124,8 @@ def make_estimator(value: Plain, name: str) -> Any:
 def make_optimizer(value: Plain, name: str) -> Any:
     remedy = (
         f"{name} must be an optimiser with its step size, such as adam(0.003) or "
-        f"sgd(0.1, momentum=0.9), got {shown(value)}; known: paced_adam, fading_adam, "
-        f"{', '.join(_OPTIMIZERS)}."
+        f"sgd(0.1, momentum=0.9), got {shown(value)}; known: "
+        f"{', '.join(_OWN_OPTIMIZERS)}, {', '.join(_OPTIMIZERS)}."
     )
     word, arguments, named = _call(value, remedy)
     known = {name: getattr(optax, name) for name in _OPTIMIZERS} | _OWN_OPTIMIZERS

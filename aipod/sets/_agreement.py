@@ -22,6 +22,10 @@ class AbstractAgreement(AbstractSet):
     def per_client(self) -> bool:
         return True
 
+    @property
+    def together(self) -> bool:
+        return True
+
     def directions(self) -> AbstractSet:
         # A linear subspace already.
         return self

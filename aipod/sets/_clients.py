@@ -23,6 +23,11 @@ class AbstractClients(eqx.Module):
         return False
 
     @property
+    def together(self) -> bool:
+        """Whether a projection gives all clients the same point."""
+        return False
+
+    @property
     def everyone(self) -> bool:
         """Whether a projection is agreement between all clients, in every round."""
         return False

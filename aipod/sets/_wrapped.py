@@ -41,6 +41,10 @@ class AbstractWrapped(AbstractSet):
         return self.base.per_client
 
     @property
+    def together(self) -> bool:
+        return self.base.together
+
+    @property
     def everyone(self) -> bool:
         return self.base.everyone
 

@@ -2,4 +2,5 @@
 
 from aipod.slots._cost import Cost as Cost
 from aipod.slots._cost import Counts as Counts
+from aipod.slots._momentum import restarted_momentum as restarted_momentum
 from aipod.slots._turn import Turn as Turn

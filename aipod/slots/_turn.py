@@ -34,6 +34,8 @@ class Turn(NamedTuple):
         of a round come from `turn.round_key`.
     - `estimation`: how derivatives are estimated; None for plain minibatches.
     - `direct`: for the upper slot, an estimate of grad_x f at (x, y), where there is one.
+    - `start`: for `settle` alone, what the outer step began with: y for the lower slot, its state
+        for the adjoint.
 
     In a federation x and y have a client axis in front. A slot works on each client's part by
     itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
@@ -54,6 +56,7 @@ class Turn(NamedTuple):
     key: PRNGKeyArray
     estimation: Estimation | None = None
     direct: PyTree = None
+    start: PyTree = None
 
     @property
     def memory(self) -> Memories | None:

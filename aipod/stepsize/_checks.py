@@ -55,6 +55,13 @@ def check_probability(value: Any, name: str) -> None:
         )
 
 
+def check_share(value: Any, name: str) -> None:
+    """Raises `ValueError` unless 0 <= value < 1."""
+    number = as_number(value, name)
+    if number is not None and not 0 <= number < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {number}.")
+
+
 def _shown(value: Any) -> str:
     if value is None or isinstance(value, str | bytes | bool):
         return repr(value)

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import aipod
@@ -128,8 +129,25 @@ def test_affine_sets_with_and_without_coupling(case):
     assert solution.ledger.lower_projections == solution.ledger.adjoint_projections == 600
 
 
+class Nesterov:
+    """`restarted_momentum` in NumPy: v <- g + m v, the move is -(g + m v)."""
+
+    def __init__(self, decay):
+        self.decay, self.velocity, self.age = decay, 0.0, 0
+
+    def __call__(self, start, average):
+        back = start - average
+        if np.sum(self.velocity * back) < 0:
+            self.velocity, self.age = 0.0, 0
+        old, new = (min(k / (k + 3), self.decay) for k in (self.age, self.age + 1))
+        self.velocity = back + old * self.velocity
+        self.age += 1
+        return start - back - new * self.velocity
+
+
 @pytest.mark.parametrize("share", [None, 0.4], ids=["fixed", "tempered"])
-def test_one_step_is_the_pseudo_code_client_by_client(share):
+@pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
+def test_steps_are_the_pseudo_code_client_by_client(share, momentum):
     """In NumPy loops over clients; no noise."""
     found = federation(clients=3, seed=1)
     Q, C, t, R, s = found.data
@@ -142,10 +160,13 @@ def test_one_step_is_the_pseudo_code_client_by_client(share):
         lower_steps=S,
         adjoint_steps=N,
         damping=damping,
+        lower_optimizer=None if momentum else optax.sgd(1.0),
+        adjoint_optimizer=None if momentum else optax.sgd(1.0),
     )
+    move_y, move_u = (Nesterov(decay if momentum else 0.0) for decay in (0.95, 0.9))
     x, y, u = np.zeros(3), np.zeros(4), np.zeros(4)
     r, e = np.zeros((3, 4)), np.zeros((3, 4))
-    for _ in range(3):
+    for _ in range(4):
         ys, us, gradients, whole, halves = [], [], [], 0.0, 0.0
         beta = longest * (share or 1.0)
         for m in range(3):
@@ -161,18 +182,19 @@ def test_one_step_is_the_pseudo_code_client_by_client(share):
             ys.append(y_hat)
             us.append(u_hat)
             gradients.append(R[m] @ x - C[m].T @ u_hat)
-        y = np.mean([ys[m] - beta * S * r[m] for m in range(3)], axis=0)
-        u = np.mean([us[m] - rho * N * e[m] for m in range(3)], axis=0)
+        ybar = np.mean([ys[m] - beta * S * r[m] for m in range(3)], axis=0)
+        ubar = np.mean([us[m] - rho * N * e[m] for m in range(3)], axis=0)
         x = x - alpha * np.mean(gradients, axis=0)
         for m in range(3):
-            r[m] += (y - ys[m]) / (beta * S)
-            e[m] += (u - us[m]) / (rho * N)
+            r[m] += (ybar - ys[m]) / (beta * S)
+            e[m] += (ubar - us[m]) / (rho * N)
+        y, u = move_y(y, ybar), move_u(u, ubar)
         if share is not None:
             share *= np.exp(0.4 * np.clip(whole / halves - 0.75, -0.5, 0.5))
     state = solver.init(found.problem, *found.start())
     if share is not None:
         state = eqx.tree_at(lambda s: s.lower.share, state, jnp.asarray(0.4))
-    for _ in range(3):
+    for _ in range(4):
         state = solver.step(found.problem, state, key=KEY)
     for mine, theirs in ((x, state.x), (y, state.y), (u, state.adjoint.u)):
         np.testing.assert_allclose(theirs, np.broadcast_to(mine, theirs.shape), atol=1e-12)

@@ -15,6 +15,7 @@ from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import is_face, turned
+from aipod.slots._momentum import Mover, check_mover
 from aipod.slots._proxskip import settle, step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -26,6 +27,8 @@ from aipod.stepsize import Curvature, Rates, StepSize, check_lr, check_not_negat
 _DOWN = 1e-2
 # Then the damping is at least this share of the largest curvature, 1 / rho.
 _LEAST_DAMPING = 1e-2
+# Of the momentum on u.
+_DECAY = 0.9
 
 
 class WarmState(eqx.Module):
@@ -35,6 +38,7 @@ class WarmState(eqx.Module):
     - `damping`: the damping in force.
     - `known`: with compression, what the server knows of each client.
     - `health`: how the last solve went.
+    - `momentum`: the state of the optimiser that moves u.
     """
 
     u: PyTree
@@ -42,6 +46,7 @@ class WarmState(eqx.Module):
     damping: Array
     known: PyTree | None = None
     health: Health | None = None
+    momentum: PyTree | None = None
 
 
 def warm_start(
@@ -86,6 +91,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         warm start grows without bound. By default it is 0 as long as G bends up along every u that
         was seen, and afterwards large enough for what was seen.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+    - `optimizer`: moves u as the `optimizer` of `OneRound` moves y. By default
+        `restarted_momentum(0.9)` in a federation, and nothing elsewhere.
 
     !!! example
         ```python
@@ -97,6 +104,7 @@ class OneRoundAdjoint(AbstractAdjoint):
     lr: StepSize = Curvature()
     damping: float | None = None
     compression: str | None = eqx.field(static=True, default=None)
+    optimizer: optax.GradientTransformation | None = None
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "adjoint_steps (N)")
@@ -104,6 +112,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         if self.damping is not None:
             check_not_negative(self.damping, "damping")
         check_compression(self.compression)
+        check_mover(self.optimizer, "adjoint_optimizer")
 
     @property
     def wire(self) -> str | None:
@@ -120,7 +129,18 @@ class OneRoundAdjoint(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
-        return warm_start(y, self.damping, health, compressed=self.compression is not None)
+        state = warm_start(y, self.damping, health, compressed=self.compression is not None)
+        if (mover := self._mover(problem.lower_set)) is None:
+            return state
+        return dataclasses.replace(state, momentum=mover.init(y))
+
+    def _mover(self, lower_set: AbstractSet) -> Mover | None:
+        if self.optimizer is not None and lower_set.constrained and not lower_set.together:
+            raise ValueError(
+                "adjoint_optimizer= is for federations and lower levels without constraints: leave "
+                "it out."
+            )
+        return Mover.of(self.optimizer, lower_set, _DECAY)
 
     def health(self, state: PyTree) -> Health | None:
         return state.health
@@ -158,7 +178,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
         left, right = (size[-1] * exact for size in sizes)
         health = health_of(turn.y, lower_set, left, right, damping > state.damping)
-        kept = WarmState(u, state.correction, damping, state.known, health)
+        kept = WarmState(u, state.correction, damping, state.known, health, state.momentum)
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
             1, lower_draws=self.steps, upper_draws=draws, deferred=True, memory=memory
@@ -176,7 +196,10 @@ class OneRoundAdjoint(AbstractAdjoint):
             compression=self.compression,
             key=turn.round_key,
         )
-        return WarmState(u, correction, state.damping, known, state.health)
+        momentum = state.momentum
+        if (mover := self._mover(turn.problem.lower_set)) is not None:
+            u, momentum = mover(turn.start.u, u, momentum)
+        return WarmState(u, correction, state.damping, known, state.health, momentum)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""

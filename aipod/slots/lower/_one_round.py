@@ -10,10 +10,12 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy
 from aipod.problem import Bilevel
+from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
+from aipod.slots._momentum import Mover, check_mover
 from aipod.slots._proxskip import land, local_steps, settle
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -28,6 +30,9 @@ from aipod.stepsize import (
     tempered,
 )
 
+# Of the momentum on y.
+_DECAY = 0.95
+
 
 class OneRoundState(eqx.Module):
     """What is kept besides y.
@@ -37,6 +42,7 @@ class OneRoundState(eqx.Module):
     - `share`, `agreement`: with tempered steps, the share of the curvature's step in force, and how
         far the last local steps agreed.
     - `facing`: on a set with bounds, which of them are active.
+    - `momentum`: the state of the optimiser that moves y.
     """
 
     correction: PyTree
@@ -44,6 +50,7 @@ class OneRoundState(eqx.Module):
     share: Array | None = None
     agreement: Array | None = None
     facing: Facing | None = None
+    momentum: PyTree | None = None
 
 
 class OneRound(AbstractLower):
@@ -62,6 +69,9 @@ class OneRound(AbstractLower):
     - `lr` [beta]: the step size, at most 1 / l_g1.
     - `steps` [S]: local steps per outer step.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+    - `optimizer`: moves y by start + optimiser(start - y) with y as above, in a federation or on a
+        `Free` set. By default `restarted_momentum(0.95)` in a federation, and nothing elsewhere;
+        `optax.sgd(1.0)` for nothing in a federation either.
 
     !!! example
         ```python
@@ -72,11 +82,13 @@ class OneRound(AbstractLower):
     lr: StepSize = Curvature()
     steps: int = eqx.field(static=True, default=20)
     compression: str | None = eqx.field(static=True, default=None)
+    optimizer: optax.GradientTransformation | None = None
 
     def __check_init__(self) -> None:
         check_lr(self.lr, "lower_lr")
         check_steps(self.steps, "lower_steps (S)")
         check_compression(self.compression)
+        check_mover(self.optimizer, "lower_optimizer")
 
     @property
     def wire(self) -> str | None:
@@ -100,6 +112,8 @@ class OneRound(AbstractLower):
         known = None if self.compression is None else y
         facing = nothing_faced(problem.lower_set, x, y)
         state = OneRoundState(optax.tree.zeros_like(y), known, facing=facing)
+        if (mover := self._mover(problem.lower_set)) is not None:
+            state = dataclasses.replace(state, momentum=mover.init(y))
         if not self._tempered:
             return state
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
@@ -115,6 +129,14 @@ class OneRound(AbstractLower):
 
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
+
+    def _mover(self, lower_set: AbstractSet) -> Mover | None:
+        if self.optimizer is not None and lower_set.constrained and not lower_set.together:
+            raise ValueError(
+                f"lower_optimizer= is for federations and lower levels without constraints: on a "
+                f"{type(lower_set).__name__} its steps would leave the set. Leave it out."
+            )
+        return Mover.of(self.optimizer, lower_set, _DECAY)
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
@@ -155,7 +177,10 @@ class OneRound(AbstractLower):
                 lower_set, turn.y, state.correction, zero, lr=lr, probability=1 / self.steps
             )
             facing = facing.after(turn, y, met, 1, lr=lr, steps=jnp.asarray(self.steps))
-        return y, OneRoundState(correction, known, share, state.agreement, facing)
+        momentum = state.momentum
+        if (mover := self._mover(lower_set)) is not None:
+            y, momentum = mover(turn.start, y, momentum)
+        return y, OneRoundState(correction, known, share, state.agreement, facing, momentum)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if y_hat had been `change` further when it was sent."""
