@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -237,7 +238,7 @@ def microseconds(case_: Case, name: str, steps: int = 2000) -> float:
     make, epochs = METHODS[name]
     solver, problem, key = make(0.1, 0.1), case_.problem(epochs), jax.random.key(0)
 
-    @jax.jit
+    @eqx.filter_jit
     def block(problem: Any, state: Any) -> Any:
         return jax.lax.fori_loop(0, steps, lambda _, s: solver.traced_step(problem, s, key), state)
 

@@ -27,6 +27,12 @@ class Oracle(NamedTuple):
     - `clock`: how many outer calls there were before, the same for all clients.
     - `key`: for coins, which all clients toss alike.
     - `rates`: evaluates weights that are schedules of the outer step.
+
+    !!! example
+        ```python
+        def newest(oracle: aipod.Oracle, point, memory):
+            return aipod.Estimate(oracle.drawn(point), memory)
+        ```
     """
 
     drawn: Callable[[PyTree], PyTree]
@@ -52,6 +58,11 @@ class Estimate(NamedTuple):
     - `memory`: what it keeps.
     - `batches`: derivatives on the drawn batch that it asked for.
     - `passes`: derivatives on all data that it asked for.
+
+    !!! example
+        ```python
+        found = aipod.Estimate(value=jnp.zeros(3), memory=None, batches=2)
+        ```
     """
 
     value: PyTree
@@ -71,7 +82,7 @@ class AbstractEstimator(eqx.Module):
 
     !!! example
         ```python
-        class Doubled(aipod.AbstractEstimator):
+        class Newest(aipod.AbstractEstimator):
             def init(self, like, point, pieces, by_client):
                 return None
 
@@ -79,7 +90,7 @@ class AbstractEstimator(eqx.Module):
                 return aipod.Estimate(oracle.drawn(point), memory)
 
 
-        solver = aipod.E3AiPOD(estimator=Doubled())
+        solver = aipod.E3AiPOD(estimator=Newest())
         ```
     """
 
