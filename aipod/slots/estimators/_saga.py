@@ -44,12 +44,17 @@ class SAGA(AbstractEstimator):
         new, number = oracle.drawn(point), oracle.number
         if number is None:
             raise ValueError("SAGA needs the number of the minibatch that was drawn.")
-        place = (number,) if number.ndim == 0 else (jnp.arange(number.shape[0]), number)
-        old = jax.tree.map(lambda rows: rows[place], memory.rows)
-        value = drift(new, old, memory.mean)
-        rows = jax.tree.map(
-            lambda rows, leaf: rows.at[place].set(leaf.astype(rows.dtype)), memory.rows, new
+        # A condition that always holds keeps XLA from reading the row where it is used, after it has
+        # been written: for that it would copy the whole table in every step.
+        old = jax.lax.cond(
+            jnp.all(number >= 0),
+            lambda: jax.tree.map(lambda rows: _row(rows, number), memory.rows),
+            lambda: optax.tree.zeros_like(memory.mean),
         )
+        value = drift(new, old, memory.mean)
+        # Written after it was read, which the difference of 0 makes sure of.
+        fresh = jax.tree.map(lambda a, b: a + (b - b), new, old)
+        rows = jax.tree.map(lambda rows, leaf: _with_row(rows, number, leaf), memory.rows, fresh)
         # A client with fewer minibatches than the largest has rows that stay 0 and are not counted.
         mean = jax.tree.map(
             lambda m, a, b: (m + _share(oracle, a) * (a - b)).astype(m.dtype), memory.mean, new, old
@@ -59,6 +64,21 @@ class SAGA(AbstractEstimator):
     @property
     def finite(self) -> bool:
         return True
+
+
+def _row(rows: Array, number: Array) -> Array:
+    """The row of a minibatch; of each client its own."""
+    if number.ndim:
+        return jax.vmap(_row)(rows, number)
+    return jax.lax.dynamic_index_in_dim(rows, number, keepdims=False)
+
+
+def _with_row(rows: Array, number: Array, leaf: Array) -> Array:
+    """The table with this row in place of the old one."""
+    leaf = leaf.astype(rows.dtype)
+    if number.ndim:
+        return rows.at[jnp.arange(number.shape[0]), number].set(leaf)
+    return jax.lax.dynamic_update_index_in_dim(rows, leaf, number, 0)
 
 
 def _share(oracle: Oracle, leaf: Array) -> Array:
