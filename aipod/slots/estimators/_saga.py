@@ -44,8 +44,8 @@ class SAGA(AbstractEstimator):
         new, number = oracle.drawn(point), oracle.number
         if number is None:
             raise ValueError("SAGA needs the number of the minibatch that was drawn.")
-        # A condition that always holds keeps XLA from reading the row where it is used, after it has
-        # been written: for that it would copy the whole table in every step.
+        # A condition that always holds keeps XLA from reading the row where it is used, after it
+        # has been written: for that it would copy the whole table in every step.
         old = jax.lax.cond(
             jnp.all(number >= 0),
             lambda: jax.tree.map(lambda rows: _row(rows, number), memory.rows),
