@@ -13,6 +13,7 @@ from aipod.algorithms import SUSTAIN as SUSTAIN
 from aipod.algorithms import SVRB as SVRB
 from aipod.algorithms import TTSA as TTSA
 from aipod.algorithms import VRBO as VRBO
+from aipod.algorithms import FedBiOAcc as FedBiOAcc
 from aipod.algorithms import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms import StocBiO as StocBiO
 from aipod.stepsize import rule as rule

@@ -3,6 +3,7 @@
 from aipod.algorithms._alternating import Alternating as Alternating
 from aipod.algorithms._e3 import E3AiPOD as E3AiPOD
 from aipod.algorithms._federated import FedAvg as FedAvg
+from aipod.algorithms._federated import FedBiOAcc as FedBiOAcc
 from aipod.algorithms._federated import FedNest as FedNest
 from aipod.algorithms._federated import LFedNest as LFedNest
 from aipod.algorithms._keeping import CLIENTS as CLIENTS

@@ -140,6 +140,10 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
     if not isinstance(problem.upper_set, Consensus):
         raise ValueError("over a network x cannot be kept in a set yet: leave upper_set out.")
     samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
+    if any(source.epochs for source in samples):
+        raise ValueError(
+            "over a network clients draw with replacement: leave epochs out of federate(...)."
+        )
     consensus: Any = problem.lower_set
     clients = samples[0].clients
     if not 0 <= index < clients:
