@@ -11,10 +11,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
-from aipod.stepsize import check_share
-
-# Nesterov's sequence: momentum k / (k + 3) after k steps.
-_GROWTH = 3.0
+from aipod.stepsize import check_not_negative, check_share
 
 
 class Velocity(NamedTuple):
@@ -28,11 +25,13 @@ class Velocity(NamedTuple):
     age: Array
 
 
-def restarted_momentum(decay: float = 0.95) -> optax.GradientTransformation:
+def restarted_momentum(decay: float = 0.95, growth: float = 3.0) -> optax.GradientTransformation:
     """Nesterov's momentum with steps of size 1 that forgets its velocity when that points uphill.
 
         if <v, g> < 0:   v <- 0,  k <- 0
-        v <- g + m_k v,   update = -(g + m_(k+1) v),   k <- k + 1,   m_k = min(k / (k + 3), decay)
+        v <- g + m_k v,   update = -(g + m_(k+1) v),   k <- k + 1
+
+    with m_k = min(k / (k + growth), decay).
 
     g is the gradient; in E3-AiPOD it is y - ybar, the way back from the average of the clients. The
     rule is the gradient restart of O'Donoghue and Candes (Foundations of Computational Mathematics,
@@ -41,6 +40,7 @@ def restarted_momentum(decay: float = 0.95) -> optax.GradientTransformation:
     **Arguments:**
 
     - `decay`: how much of the velocity is kept from one step to the next, at most.
+    - `growth`: how slowly momentum grows; with 0 it is `decay` from the first step on.
 
     !!! example
         ```python
@@ -48,14 +48,15 @@ def restarted_momentum(decay: float = 0.95) -> optax.GradientTransformation:
         ```
     """
     check_share(decay, "restarted_momentum: decay")
-    return _restarted_momentum(float(decay))
+    check_not_negative(growth, "restarted_momentum: growth")
+    return _restarted_momentum(float(decay), float(growth))
 
 
-# One object for each argument: solvers made with it are equal.
+# One object for each pair of arguments: solvers made with it are equal.
 @functools.cache
-def _restarted_momentum(decay: float) -> optax.GradientTransformation:
+def _restarted_momentum(decay: float, growth: float) -> optax.GradientTransformation:
     def kept(age: Array) -> Array:
-        return jnp.minimum(age / (age + _GROWTH), decay)
+        return jnp.minimum(age / (age + growth), decay) if growth else jnp.full_like(age, decay)
 
     def init(params: PyTree) -> Velocity:
         kind = jnp.result_type(float, *jax.tree.leaves(params))
@@ -64,8 +65,9 @@ def _restarted_momentum(decay: float) -> optax.GradientTransformation:
     def update(
         updates: PyTree, state: Velocity, params: PyTree | None = None
     ) -> tuple[PyTree, Velocity]:
-        age = jnp.where(inner(state.trace, updates) < 0, 0.0, state.age)
-        trace = axpy(updates, kept(age), state.trace)
+        uphill = inner(state.trace, updates) < 0
+        age = jnp.where(uphill, 0.0, state.age)
+        trace = axpy(updates, jnp.where(uphill, 0.0, kept(age)), state.trace)
         change = optax.tree.scale(-1, axpy(updates, kept(age + 1), trace))
         return change, Velocity(trace, age + 1)
 
@@ -96,12 +98,14 @@ class Mover(eqx.Module):
 
     @staticmethod
     def of(
-        optimizer: optax.GradientTransformation | None, constraint: AbstractSet, decay: float
+        given: optax.GradientTransformation | None,
+        constraint: AbstractSet,
+        default: optax.GradientTransformation,
     ) -> "Mover | None":
         """By default momentum where clients meet, and elsewhere none."""
-        if optimizer is not None:
-            return Mover(optimizer, constraint.together)
-        return Mover(restarted_momentum(decay), True) if constraint.together else None
+        if given is not None:
+            return Mover(given, constraint.together)
+        return Mover(default, True) if constraint.together else None
 
     def _rows(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:1], tree) if self.together else tree

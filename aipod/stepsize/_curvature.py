@@ -24,6 +24,11 @@ _FIRST_BATCHES = 8
 _KEPT = 0.99
 # Where the lower level has no batches, only directions that were missed speak for older estimates.
 _KEPT_EXACT = 0.95
+# The estimate does not fall below this share of its peak. Where a lower level has no minimiser, as
+# when a network fits its data without a penalty, its curvature fades away with its gradient; steps
+# of its inverse would grow for ever, until one of them leaves the flat region. Peaks of the first
+# steps are forgotten, since a start may be far stiffer than all that follows.
+_FLOOR, _EARLY = 1e-2, 100
 # The estimate is looked for anew where the step that it allows meets more than this many times of
 # it, within this range, by so many halvings of its logarithm at most.
 _FURTHER, _TOO_FAR, _HALVINGS = 2.0, 1e12, 12
@@ -91,11 +96,13 @@ class CurvatureState(eqx.Module):
     - `vector`: the warm start of the power iteration.
     - `estimate`: the largest curvature, of earlier batches too.
     - `first`: the estimate of the first step.
+    - `peak`: the largest estimate so far, but for the first steps.
     """
 
     vector: PyTree
     estimate: Array
     first: Array
+    peak: Array
 
 
 def curvature_iterations(*lrs: Any) -> int:
@@ -111,7 +118,7 @@ def curvature_draws(step: Array) -> Array:
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     """A fixed pseudo-random start (`init` has no key)."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero)
+    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero, zero)
 
 
 def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
@@ -233,8 +240,11 @@ def curvature_update(
     vector, sizes = jax.lax.fori_loop(0, curvature_draws(step), look, start)
     now = lower_set.largest(sizes)
     kept = _KEPT if is_random(samples) else _KEPT_EXACT
-    estimate = jnp.maximum(now, kept * state.estimate)
-    new = CurvatureState(vector, estimate, jnp.where(step == 0, estimate, state.first))
+    floor = jnp.maximum(kept * state.estimate, _FLOOR * state.peak)
+    estimate = jnp.maximum(now, floor)
+    first = jnp.where(step == 0, estimate, state.first)
+    peak = jnp.where(step < _EARLY, kept * state.peak, state.peak)
+    new = CurvatureState(vector, estimate, first, jnp.maximum(estimate, peak))
     if not per_client:
         return new, new.estimate
     return new, jnp.where(step == 0, new.estimate, state.estimate)

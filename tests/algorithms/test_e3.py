@@ -132,17 +132,19 @@ def test_affine_sets_with_and_without_coupling(case):
 class Nesterov:
     """`restarted_momentum` in NumPy: v <- g + m v, the move is -(g + m v)."""
 
-    def __init__(self, decay):
-        self.decay, self.velocity, self.age = decay, 0.0, 0
+    def __init__(self, decay, growth):
+        self.decay, self.growth, self.velocity, self.age = decay, growth, 0.0, 0
+
+    def kept(self, age):
+        return min(age / (age + self.growth), self.decay) if self.growth else self.decay
 
     def __call__(self, start, average):
         back = start - average
         if np.sum(self.velocity * back) < 0:
             self.velocity, self.age = 0.0, 0
-        old, new = (min(k / (k + 3), self.decay) for k in (self.age, self.age + 1))
-        self.velocity = back + old * self.velocity
+        self.velocity = back + self.kept(self.age) * self.velocity
         self.age += 1
-        return start - back - new * self.velocity
+        return start - back - self.kept(self.age) * self.velocity
 
 
 @pytest.mark.parametrize("share", [None, 0.4], ids=["fixed", "tempered"])
@@ -163,7 +165,7 @@ def test_steps_are_the_pseudo_code_client_by_client(share, momentum):
         lower_optimizer=None if momentum else optax.sgd(1.0),
         adjoint_optimizer=None if momentum else optax.sgd(1.0),
     )
-    move_y, move_u = (Nesterov(decay if momentum else 0.0) for decay in (0.95, 0.9))
+    move_y, move_u = (Nesterov(m * momentum, growth) for m, growth in ((0.95, 3), (0.9, 0)))
     x, y, u = np.zeros(3), np.zeros(4), np.zeros(4)
     r, e = np.zeros((3, 4)), np.zeros((3, 4))
     for _ in range(4):

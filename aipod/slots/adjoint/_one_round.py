@@ -15,7 +15,7 @@ from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import is_face, turned
-from aipod.slots._momentum import Mover, check_mover
+from aipod.slots._momentum import Mover, check_mover, restarted_momentum
 from aipod.slots._proxskip import settle, step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -27,8 +27,6 @@ from aipod.stepsize import Curvature, Rates, StepSize, check_lr, check_not_negat
 _DOWN = 1e-2
 # Then the damping is at least this share of the largest curvature, 1 / rho.
 _LEAST_DAMPING = 1e-2
-# Of the momentum on u.
-_DECAY = 0.9
 
 
 class WarmState(eqx.Module):
@@ -92,7 +90,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         was seen, and afterwards large enough for what was seen.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
     - `optimizer`: moves u as the `optimizer` of `OneRound` moves y. By default
-        `restarted_momentum(0.9)` in a federation, and nothing elsewhere.
+        `restarted_momentum(0.9, growth=0)` in a federation, and nothing elsewhere.
 
     !!! example
         ```python
@@ -140,7 +138,7 @@ class OneRoundAdjoint(AbstractAdjoint):
                 "adjoint_optimizer= is for federations and lower levels without constraints: leave "
                 "it out."
             )
-        return Mover.of(self.optimizer, lower_set, _DECAY)
+        return Mover.of(self.optimizer, lower_set, restarted_momentum(0.9, growth=0))
 
     def health(self, state: PyTree) -> Health | None:
         return state.health

@@ -15,7 +15,7 @@ from aipod.slots._asking import lower_oracle
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
-from aipod.slots._momentum import Mover, check_mover
+from aipod.slots._momentum import Mover, check_mover, restarted_momentum
 from aipod.slots._proxskip import land, local_steps, settle
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -29,9 +29,6 @@ from aipod.stepsize import (
     check_steps,
     tempered,
 )
-
-# Of the momentum on y.
-_DECAY = 0.95
 
 
 class OneRoundState(eqx.Module):
@@ -70,7 +67,7 @@ class OneRound(AbstractLower):
     - `steps` [S]: local steps per outer step.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
     - `optimizer`: moves y by start + optimiser(start - y) with y as above, in a federation or on a
-        `Free` set. By default `restarted_momentum(0.95)` in a federation, and nothing elsewhere;
+        `Free` set. By default `restarted_momentum()` in a federation, and nothing elsewhere;
         `optax.sgd(1.0)` for nothing in a federation either.
 
     !!! example
@@ -136,7 +133,7 @@ class OneRound(AbstractLower):
                 f"lower_optimizer= is for federations and lower levels without constraints: on a "
                 f"{type(lower_set).__name__} its steps would leave the set. Leave it out."
             )
-        return Mover.of(self.optimizer, lower_set, _DECAY)
+        return Mover.of(self.optimizer, lower_set, restarted_momentum())
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share

@@ -1,7 +1,7 @@
 """Adam whose steps find their own length: the default upper level of every solver.
 
 The direction is Adam's, which has no unit; its length, the pace, has the unit of x. It starts at a
-fiftieth of x0 and then follows four pieces of evidence, all free of units.
+hundredth of x0 and then follows four pieces of evidence, all free of units.
 
 - The line. The cosine between the new hypergradient and the last move tells how much of the slope
   along that move is left. The pace grows while it is above a third of the best one of late, and
@@ -41,7 +41,7 @@ _B1, _B2 = 0.5, 0.999
 # Below this share of the largest, a second moment is rounding error and makes no direction.
 _ROUNDING = 1e-8
 # The first pace as a share of x0; where x0 is 0, the first pace.
-_SHARE, _FROM_ZERO = 2e-2, 1e-6
+_SHARE, _FROM_ZERO = 1e-2, 1e-6
 # The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
