@@ -47,7 +47,8 @@ def E3AiPOD(
     - `compression`: "bfloat16" or "float16" for messages of 16 bits from the clients, with error
         feedback: half the bytes up, and the same fixed points.
     - `estimator`: how derivatives are estimated from minibatches. With `aipod.SAGA()` and
-        `upper_lr` a run on a finite sum converges to the solution itself, not to its noise.
+        `upper_lr` a run on a finite sum converges to the solution itself, not to its noise. No
+        damping is then found: the lower level must be convex, or `damping` given.
     - `lower_optimizer`, `adjoint_optimizer`: Optax transformations that move y and u where the
         averages of the clients meet; the fixed points stay. By default momentum that restarts by
         itself, `aipod.restarted_momentum`, in a federation, and nothing elsewhere. With

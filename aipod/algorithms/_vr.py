@@ -30,7 +30,8 @@ def VRAiPOD(
     where each d is the estimate of a derivative by SAGA's tables over fixed minibatches. On a
     finite sum it converges to the solution itself, linearly where F is strongly convex, with
     minibatches, one projection in an outer step, constraints at both levels and, in a federation,
-    one round. One batch of f serves x_0 and u, so an outer step has S + N + T + 1 batches.
+    one round. One batch of f serves x_0 and u, so an outer step has S + N + T + 1 batches. The
+    lower level must be convex.
 
     **Arguments:**
 

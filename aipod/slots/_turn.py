@@ -63,6 +63,11 @@ class Turn(NamedTuple):
         """What the estimator of this slot keeps, to be carried through a loop of oracles."""
         return None if self.estimation is None else self.estimation.memory
 
+    @property
+    def estimated(self) -> bool:
+        """Whether derivatives come from an estimator, and not from one batch each."""
+        return self.estimation is not None and self.estimation.estimator is not None
+
     def with_memory(self, memory: Memories | None) -> "Turn":
         """After oracles that returned this memory."""
         if self.estimation is None:

@@ -170,7 +170,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         keys = step_keys(turn.key, self.steps)[1]
         (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, memory), keys)
         damping = state.damping
-        if self.damping is None:
+        # An estimate of G u bends down where its table is old, which says nothing about G.
+        if self.damping is None and not turn.estimated:
             damping = _enough(damping, seen, lower_set, lr)
         # With noise a residual says more about the sample than about u.
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
