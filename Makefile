@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 INSTALL := $(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test docs deployment installs format clean
+.PHONY: help run test docs notebooks claims deployment installs format clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ test: $(VENV)/.test-installed  ## install into .venv, then lint, check types, bu
 	$(BIN)/mypy aipod
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+notebooks:  ## make docs/notebooks from the guides
+	@$(PYTHON) docs/notebooks.py
+
+claims: $(VENV)/.test-installed  ## measure what the documents claim; LONG=--long measures the studies too
+	@$(BIN)/python benchmarks/claims.py $(LONG)
 
 docs: $(VENV)/.test-installed  ## build the documentation; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,6 +1,7 @@
 """Stochastic bilevel optimisation under constraints at both levels."""
 
 from aipod import baselines as baselines
+from aipod import callbacks as callbacks
 from aipod import data as data
 from aipod import federated as federated
 from aipod import stepsize as stepsize
@@ -9,14 +10,17 @@ from aipod._hypergradient import exact_lower as exact_lower
 from aipod._hypergradient import hypergradient as hypergradient
 from aipod._hypergradient import stationarity as stationarity
 from aipod._misc.version import __version__ as __version__
+from aipod._report import report as report
 from aipod.algorithms import ALSET as ALSET
 from aipod.algorithms import BSA as BSA
+from aipod.algorithms import DSOBA as DSOBA
 from aipod.algorithms import FSLA as FSLA
 from aipod.algorithms import IGAL as IGAL
 from aipod.algorithms import MASOBA as MASOBA
 from aipod.algorithms import MRBO as MRBO
 from aipod.algorithms import SABA as SABA
 from aipod.algorithms import SOBA as SOBA
+from aipod.algorithms import SPARKLE as SPARKLE
 from aipod.algorithms import SRBA as SRBA
 from aipod.algorithms import SUSTAIN as SUSTAIN
 from aipod.algorithms import SVRB as SVRB
@@ -53,6 +57,7 @@ from aipod.sets import CappedSimplex as CappedSimplex
 from aipod.sets import Consensus as Consensus
 from aipod.sets import Flow as Flow
 from aipod.sets import Free as Free
+from aipod.sets import Gossip as Gossip
 from aipod.sets import Product as Product
 from aipod.sets import Simplex as Simplex
 from aipod.slots import Cost as Cost
@@ -73,8 +78,8 @@ from aipod.slots.estimators import STORM as STORM
 from aipod.slots.estimators import AbstractEstimator as AbstractEstimator
 from aipod.slots.estimators import Estimate as Estimate
 from aipod.slots.estimators import Estimators as Estimators
+from aipod.slots.estimators import HeavyBall as HeavyBall
 from aipod.slots.estimators import LooplessSVRG as LooplessSVRG
-from aipod.slots.estimators import MovingAverage as MovingAverage
 from aipod.slots.estimators import Oracle as Oracle
 from aipod.slots.lower import SVRG as SVRG
 from aipod.slots.lower import AbstractLower as AbstractLower
@@ -90,15 +95,19 @@ from aipod.slots.upper import DifferenceStep as DifferenceStep
 from aipod.slots.upper import EveryStep as EveryStep
 from aipod.slots.upper import ExponentiatedGradient as ExponentiatedGradient
 from aipod.slots.upper import LocalUpper as LocalUpper
+from aipod.slots.upper import MovingAverage as MovingAverage
 from aipod.slots.upper import Periodic as Periodic
 from aipod.slots.upper import fading_adam as fading_adam
 from aipod.slots.upper import paced_adam as paced_adam
+from aipod.solving import CallbackError as CallbackError
 from aipod.solving import Convergence as Convergence
 from aipod.solving import DivergedError as DivergedError
 from aipod.solving import History as History
 from aipod.solving import Ledger as Ledger
 from aipod.solving import Result as Result
+from aipod.solving import SavedSolution as SavedSolution
 from aipod.solving import Solution as Solution
 from aipod.solving import Stop as Stop
+from aipod.solving import load as load
 from aipod.solving import solve as solve
 from aipod.stepsize import Curvature as Curvature

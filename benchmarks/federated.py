@@ -110,7 +110,6 @@ def show(runs: list[dict[str, Any]], levels: list[float]) -> None:
         extra = "".join(f", {name} {value}" for name, value in sorted(one["options"].items()))
         groups.setdefault((one["task"] + extra, one["variant"]), []).append(one)
     for task in dict.fromkeys(task for task, _ in groups):
-        heads = [f"rounds (MB) to {level:.0%}" for level in levels]
         rows = []
         for (_, variant), members in (g for g in groups.items() if g[0][0] == task):
             cells = [_reached(members, f"{level:.2f}") for level in levels]
@@ -118,10 +117,15 @@ def show(runs: list[dict[str, Any]], levels: list[float]) -> None:
             diverged = [one["steps"] for one in members if one["result"] == "diverged"]
             pace = statistics.median(1e3 * one["seconds"] / max(one["steps"], 1) for one in members)
             steps = max(one["steps"] for one in members)
-            ends = [f"{last:.1%} after {steps:,}", ", ".join(map(str, diverged)) or "none"]
-            rows.append([variant, str(len(members)), *cells, *ends, f"{pace:.1f}"])
-        head = ["", "seeds", *heads, "last accuracy", "diverged", "ms a step"]
-        print(f"\n{task}\n\n{markdown(head, rows)}", end="")
+            end = f"{100 * last:.1f} % after {steps:,}"
+            if diverged:
+                end += f"; {len(diverged)} of {len(members)} diverged"
+            rows.append([variant, *cells, end, f"{pace:.1f}"])
+        # The columns of the table in README.md.
+        head = ["solver", *(f"{100 * level:.0f} %" for level in levels)]
+        seeds = max(len(members) for (name, _), members in groups.items() if name == task)
+        print(f"\n{task}: rounds (megabytes one client sends), medians of {seeds} seeds\n")
+        print(markdown([*head, "last accuracy", "ms a step"], rows), end="")
 
 
 def _reached(members: list[dict[str, Any]], level: str) -> str:
@@ -134,7 +138,8 @@ def _reached(members: list[dict[str, Any]], level: str) -> str:
         name: statistics.median_high([(one or endless)[name] for one in found])
         for name in ("rounds", "bytes_up")
     }
-    return f"{number(median['rounds'], 0)} ({median['bytes_up'] / 1e6:,.1f})"
+    size = median["bytes_up"] / 1e6
+    return f"{number(median['rounds'], 0)} ({size:,.{1 if size < 9.95 else 0}f})"
 
 
 def main() -> None:
@@ -148,7 +153,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds; stop after")
     parser.add_argument("--out", type=Path, help="results are added to this file")
     parser.add_argument("--show", type=Path, nargs="+", help="print the tables of these files")
-    parser.add_argument("--levels", type=float, nargs="*", default=[0.80, 0.85, 0.90, 0.94])
+    parser.add_argument("--levels", type=float, nargs="*", default=[0.80, 0.85, 0.88, 0.90, 0.94])
     arguments = parser.parse_args()
     if arguments.show:
         show(

@@ -15,6 +15,7 @@ EXTRA_OF = {
     "flwr": "flower",
     "httpx": "flower",
     "matplotlib": "experiments",
+    "mlflow": "mlflow",
     "pandas": "tables",
     "plotly": "experiments",
     "pooch": "experiments",
@@ -25,6 +26,7 @@ EXTRA_OF = {
     "tensorboardX": "tensorboard",
     "typer": "experiments",
     "uvicorn": "flower",
+    "wandb": "wandb",
 }
 
 

@@ -55,10 +55,27 @@ def cast_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def axpy(tree: PyTree, scale: Array | float, direction: PyTree) -> PyTree:
-    """tree + scale * direction, in the data types of tree."""
-    return jax.tree.map(
-        lambda leaf, step: (leaf + scale * step).astype(leaf.dtype), tree, direction
-    )
+    """tree + scale * direction, in the data types of tree.
+
+    `scale` is one number, or one for each entry of the leading axis, which is then that of clients.
+    """
+
+    def moved(leaf: Array, step: Array) -> Array:
+        return (leaf + in_rows(scale, step) * step).astype(leaf.dtype)
+
+    return jax.tree.map(moved, tree, direction)
+
+
+def scaled(scale: Array | float, tree: PyTree) -> PyTree:
+    """scale * tree, with a scale as in `axpy`."""
+    return jax.tree.map(lambda leaf: in_rows(scale, leaf) * leaf, tree)
+
+
+def in_rows(scale: Array | float, leaf: Array) -> Any:
+    """A scale as in `axpy`, in a shape that multiplies a leaf."""
+    if not jnp.ndim(scale):
+        return scale
+    return jnp.reshape(scale, jnp.shape(scale) + (1,) * (jnp.ndim(leaf) - jnp.ndim(scale)))
 
 
 def inner(tree: PyTree, other: PyTree, *, per_client: bool = False) -> Array:

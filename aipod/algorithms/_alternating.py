@@ -19,7 +19,7 @@ from aipod.algorithms._estimates import (
     next_estimates,
 )
 from aipod.algorithms._first import compiled_first, compiled_initial
-from aipod.algorithms._haste import HASTY, stiffer, unless
+from aipod.algorithms._haste import stiffer, unless_hasty
 from aipod.algorithms._keeping import Keeping, in_rows_of, keeping_of
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
@@ -39,6 +39,7 @@ from aipod.stepsize import (
     Rates,
     check_steps,
     curvature_draws,
+    curvature_heard,
     curvature_init,
     curvature_iterations,
     curvature_update,
@@ -132,8 +133,8 @@ class Alternating(eqx.Module):
         problem.check(x0, y0)
         if self.wire is not None and not problem.fully_federated:
             raise ValueError(
-                "compression is for federations in which all clients take part in every round: "
-                "leave compression out, or participation at 1."
+                "compression is for federations with a server, in which all clients take part in "
+                "every round: leave compression out, or participation at 1."
             )
         if self.scope is not None:
             self.scope.check(problem)
@@ -155,7 +156,7 @@ class Alternating(eqx.Module):
 
     def initial(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         """The state before the first step, for use inside a program."""
-        x = cast_like(problem.upper_set.project(x0), x0)
+        x = cast_like(problem.upper_set.start(x0), x0)
         adjoint = initial(self.adjoint, self.adjoint.init(problem, x, y0))
         upper = initial(self.upper, self.upper.init(problem, x))
         return State(
@@ -203,7 +204,7 @@ class Alternating(eqx.Module):
         x = state.x
         samples = (xi_key, phi_key)
         for_lower, for_adjoint, for_upper = estimation_of(self, state.estimates, key, samples)
-        problem = self._held(problem, x)
+        problem = self._held(problem.inside(), x)
         curvature, estimate = state.curvature, None
         looked_at: Array | int = 0
         if curvature is not None:
@@ -219,7 +220,8 @@ class Alternating(eqx.Module):
             looked_at = curvature_draws(state.step)
 
         moves = None if state.moves is None else (*state.moves, state.y)
-        rates = Rates(state.step, estimate, moves, stiffer(curvature, state))
+        damping = 0.0 if state.curvature is None else state.curvature.damping()
+        rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
         turn = Turn(problem, x, state.y, rates, lower_key, for_lower)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
@@ -253,6 +255,7 @@ class Alternating(eqx.Module):
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
         kept = self.adjoint.settle(turn._replace(start=state.adjoint), adjoint)
         adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
+        curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
         own_cost = turn.lower_cost(lower_draws=nested + looked_at, upper_draws=1)
         own_cost = own_cost.with_samples(*spent(state.estimates, estimates, shared=self.shared))
         if self.lower.deferred or self.adjoint.deferred:
@@ -274,8 +277,7 @@ class Alternating(eqx.Module):
         step = state.step + 1
         new = State(new_x, y, lower, adjoint, upper, curvature, step, counts, watch)
         new = dataclasses.replace(new, estimates=estimates)
-        if estimate is not None and curvature is not None and problem.lower_set.per_client:
-            new = unless(curvature.estimate > HASTY * estimate, new, state)
+        new = unless_hasty(problem.lower_set, estimate, new, state)
         if state.moves is None:
             return new
         moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)

@@ -42,6 +42,9 @@ def _first_state(solver: Any, keeping: Keeping, problem: Bilevel, x0: PyTree, y0
 # Compiled as one program: a dozen small operations one by one would cost seconds.
 @eqx.filter_jit
 def compiled_initial(solver: Any, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
+    if count := problem.lower_set.apart:
+        # A point may be given once for all clients.
+        x0, y0 = spread(x0, *count), spread(y0, *count)
     state: State = solver.initial(problem, x0, y0)
     return state
 

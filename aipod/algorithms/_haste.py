@@ -7,10 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from aipod.algorithms._state import State
-from aipod.stepsize import CurvatureState
-
-# How far the curvature may jump in one outer step of a federation.
-HASTY = 2.0
+from aipod.sets import AbstractSet
+from aipod.stepsize import HASTY, CurvatureState
 
 
 def stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
@@ -21,12 +19,16 @@ def stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
     return jnp.where(before > 0, curvature.estimate / jnp.where(before > 0, before, 1.0), 1.0)
 
 
-def unless(hasty: Array, new: State, old: State) -> State:
+def unless_hasty(lower_set: AbstractSet, used: Array | None, new: State, old: State) -> State:
     """The new state, with the old x, y and slots where the steps were too hasty.
 
     Clients learn the largest of their curvatures at the end of a step, for the next one. Where it
     has jumped, the local steps just made were too long, and all clients take them back alike.
+    Without a server they could not do so alike, and need not: each uses what it finds at once.
     """
+    if used is None or new.curvature is None or not lower_set.per_client or lower_set.apart:
+        return new
+    hasty = new.curvature.estimate > HASTY * used
 
     def parts(state: State) -> tuple[PyTree, ...]:
         return state.x, state.y, state.lower, state.adjoint, state.upper, state.watch

@@ -77,7 +77,9 @@ def AiPOD(
     return Alternating(
         lower=ProjectedSGD(lr=lower_lr, steps=lower_steps),
         adjoint=_series(**series),
-        upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
+        upper=EveryStep(
+            lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer), corrected=False
+        ),
         estimator=estimator,
     )
 

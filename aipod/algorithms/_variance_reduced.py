@@ -23,8 +23,8 @@ from aipod.slots.estimators import (
     STORM,
     AbstractEstimator,
     Estimators,
+    HeavyBall,
     LooplessSVRG,
-    MovingAverage,
 )
 from aipod.stepsize import StepSize
 
@@ -104,7 +104,7 @@ def MASOBA(*, momentum: StepSize = 0.1, **arguments: Any) -> Alternating:
 
         h <- (1 - theta) h + theta D_x,   x <- x - alpha h
 
-    by `aipod.MovingAverage`; y and z follow plain minibatches. Its rule: alpha, beta, rho and theta
+    by `aipod.HeavyBall`; y and z follow plain minibatches. Its rule: alpha, beta, rho and theta
     all O(1 / sqrt(K)). Takes no constraint.
 
     **Arguments:** those of `aipod.SOBA` but for `shared` and `estimator`, and
@@ -116,7 +116,7 @@ def MASOBA(*, momentum: StepSize = 0.1, **arguments: Any) -> Alternating:
         solver = aipod.MASOBA(upper_lr=0.02, lower_lr=0.1, adjoint_lr=0.1)
         ```
     """
-    return _soba("MA-SOBA", Estimators(upper=MovingAverage(momentum)), arguments)
+    return _soba("MA-SOBA", Estimators(upper=HeavyBall(momentum)), arguments)
 
 
 @variant_of(SOBA, without=_CHOSEN)

@@ -43,6 +43,7 @@ def _make(experiment: str | None) -> typer.Typer:
     )
     app.callback()(_root)
     _looking.add_list(app)
+    _looking.add_new(app)
     _solving.add_verbs(app, experiment)
     _looking.add_verbs(app, experiment)
     return app
@@ -71,7 +72,7 @@ def _refuse_unknown_experiment(arguments: list[str], experiment: str | None) -> 
     verb, name = [*arguments, "", ""][:2]
     wants = verb == "run" or (verb == "compare" and name != "table1")
     if experiment is None and wants and name and not name.startswith("-"):
-        load(name)  # raises, and suggests a name
+        load(name)  # raises, and suggests a name or says what is wrong with the file
 
 
 def _explain(error: Any) -> str:

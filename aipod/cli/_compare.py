@@ -44,7 +44,8 @@ def compare(request: Request) -> int:
 
 
 def _name(config: CompareConfig) -> str:
-    return f"{config.model.experiment}-comparison"
+    name = config.model.experiment
+    return f"{load(name).folder or name}-comparison"
 
 
 def _prepare(config: CompareConfig) -> dict[str, Prepared]:
@@ -88,7 +89,7 @@ def _in_short(summary: dict[str, Any]) -> str:
 
 def _finished(place: RunFolder, run: Prepared) -> dict[str, Any] | None:
     """Returns the summary if this run has already ended; a damaged run is repeated."""
-    from aipod.report.reading import read_run, read_summary
+    from aipod._report.reading import read_run, read_summary
 
     if not place.is_run() or place.config.read_bytes() != run.config.toml().encode():
         return None
@@ -104,10 +105,10 @@ def _finished(place: RunFolder, run: Prepared) -> dict[str, Any] | None:
 
 def _conclude(config: CompareConfig, folder: RunFolder) -> dict[str, Any]:
     """Writes the comparison's summary and figure, from the folders of its runs."""
-    from aipod.report import claims
-    from aipod.report.collect import collect
-    from aipod.report.figures import comparison_figure
-    from aipod.report.reading import AXES
+    from aipod._report import claims
+    from aipod._report.collect import collect
+    from aipod._report.figures import comparison_figure
+    from aipod._report.reading import AXES
 
     summary: dict[str, Any] = {
         "kind": "comparison",

@@ -27,3 +27,4 @@ def show(as_json: bool) -> None:
             table.add_row(name, summary)
         out.print(table)
     out.print("Try: aipod run synthetic --solver e-aipod, then aipod report runs")
+    out.print("A task of your own: aipod new mine, then aipod run mine.py:task")

@@ -1,4 +1,4 @@
-"""The options of list, report, check and federation; `_solving.py` has the other verbs."""
+"""The options of list, new, report, check and federation; `_solving.py` has the other verbs."""
 
 import inspect
 from pathlib import Path
@@ -32,6 +32,16 @@ aipod check my_module:problem
 
 aipod check folder/my_file.py:make_problem"""
 
+_TEMPLATE = """Write a commented task file that runs, to change into a problem of your own.
+
+A function in it returns problem, x0, y0 and record; its parameters become options."""
+
+_TEMPLATE_EXAMPLES = """Examples:
+
+aipod new pricing
+
+aipod run pricing.py:task --goods 8"""
+
 _UP = "Start one SuperLink and some SuperNodes, and say how to run an app on them."
 _NEW = "Write a complete app to begin with, and print the two commands that run it."
 _RUN = "Run an app on a federation of this machine, wait for its end, and write the report."
@@ -49,6 +59,16 @@ _Dir = Annotated[
 def add_list(app: typer.Typer) -> None:
     app.command("list", help="List the experiments and the solvers.")(
         function_of(_list, {"as_json": _options.Json})
+    )
+
+
+def add_new(app: typer.Typer) -> None:
+    options: dict[str, Any] = {
+        "name": Annotated[Path, typer.Argument(help="The file, to be made; .py may be left out.")],
+        "force": Annotated[bool, typer.Option("--force", help="Replace a file of that name.")],
+    }
+    app.command("new", help=_TEMPLATE, epilog=_TEMPLATE_EXAMPLES)(
+        function_of(_template, options, name=inspect.Parameter.empty)
     )
 
 
@@ -127,6 +147,12 @@ def _list(values: dict[str, Any]) -> int:
 
     _list.show(values["as_json"])
     return 0
+
+
+def _template(values: dict[str, Any]) -> int:
+    from aipod.cli import _new
+
+    return _new.new(**values)
 
 
 def _report(values: dict[str, Any]) -> int:

@@ -23,7 +23,8 @@ _WITH_VALUE = {
 Experiment = Annotated[
     str | None,
     typer.Argument(
-        help="An experiment of `aipod list`; a configuration file may name it instead.",
+        help="An experiment of `aipod list`, or mine.py:task, a function of your own; a "
+        "configuration file may name it instead.",
         autocompletion=lambda: list(SUMMARIES),
         show_default=False,
     ),
@@ -120,10 +121,12 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
 def experiment_in(arguments: Sequence[str]) -> str | None:
     """Finds the experiment in a line that has not been parsed yet."""
     words = list(_words(arguments))
+    # Elsewhere a colon belongs to a host and its port.
+    own = words[:1] in (["run"], ["compare"])
     pairs = list(itertools.pairwise(["", *words]))
     for before, word in pairs:
         option = before.startswith("--") and before[2:].replace("-", "_") in _WITH_VALUE
-        if word in SUMMARIES and not option:
+        if not option and (word in SUMMARIES or (own and _loads(word))):
             return word
     for before, word in pairs:
         path = {"--config": Path(word), "--out": Path(word) / "config.toml"}.get(before)
@@ -134,9 +137,20 @@ def experiment_in(arguments: Sequence[str]) -> str | None:
                 experiment = read(path).get("experiment")
             except (ValueError, OSError):
                 continue  # the verb reports it later
-            if isinstance(experiment, str) and experiment in SUMMARIES:
+            if isinstance(experiment, str) and (experiment in SUMMARIES or _loads(experiment)):
                 return experiment
     return None
+
+
+def _loads(word: str) -> bool:
+    """Whether a word is a task in a file of one's own; if it is damaged, the verb says so later."""
+    if ":" not in word or word.startswith("-"):
+        return False
+    try:
+        load(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _words(arguments: Sequence[str]) -> Iterator[str]:

@@ -8,13 +8,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from aipod._report.rate_figures import rates_figure
 from aipod.cli._opening import free_folder
 from aipod.cli._show import err, out
 from aipod.experiments.compare import MOST_SEEDS
 from aipod.experiments.studies.rates import METHODS, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import LARGEST, shown, suggestion
-from aipod.report.rate_figures import rates_figure
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder, finite
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from aipod._report import claims
+from aipod._report.collect import collect
+from aipod._report.page import write_report
+from aipod._report.studies import studies
 from aipod.cli._show import out as console
-from aipod.report import claims
-from aipod.report.collect import collect
-from aipod.report.page import write_report
-from aipod.report.studies import studies
 
 
 def report(folders: list[Path], out: Path | None, *, force: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from aipod.cli._opening import EXIT, opened
 from aipod.cli._options import Request
 from aipod.cli._show import err, out, run_table
 from aipod.cli._watch import Watch
+from aipod.experiments import load
 from aipod.experiments.config import RunConfig, resolve
 from aipod.experiments.execute import devices_for, execute, prepare
 from aipod.runs._folder import RunFolder, finite
@@ -38,12 +39,12 @@ def run(request: Request) -> int:
 
 
 def _name(config: RunConfig) -> str:
-    return f"{config.experiment}-{config.solver}"
+    return f"{load(config.experiment).folder or config.experiment}-{config.solver}"
 
 
 def _draw(folder: RunFolder) -> None:
-    from aipod.report.collect import collect
-    from aipod.report.figures import run_figure
+    from aipod._report.collect import collect
+    from aipod._report.figures import run_figure
 
     run_figure(collect([folder.path])[0], folder.figures)
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from aipod._report.reading import AXES
 from aipod.experiments.numbers import number, percent, ratio
-from aipod.report.reading import AXES
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -27,6 +27,8 @@ aipod run --config runs/tenth/config.toml --seed 1 --out runs/again
 
 aipod run --resume --out runs/tenth
 
+aipod run mine.py:task   (a function of your own; aipod new mine writes one)
+
 {CODES}"""
 
 _COMPARE = """Run several solvers with several seeds, and draw the paper's figure.
@@ -46,6 +48,8 @@ aipod compare synthetic --solvers aipod,e-aipod,e-aipod:lower_prob=0.1 --seeds 3
 aipod compare synthetic --no-coupled --out runs/uncoupled
 
 aipod compare table1
+
+aipod compare mine.py:task --solvers aipod,e-aipod,e3-aipod --seeds 3
 
 aipod compare --resume --out runs/uncoupled
 

@@ -7,6 +7,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from aipod._report.table_figures import table_figure
 from aipod.cli._opening import free_folder
 from aipod.cli._rates import conclude, names, tell
 from aipod.cli._show import err, out
@@ -15,7 +16,6 @@ from aipod.experiments.numbers import short
 from aipod.experiments.studies.table1 import COSTS, NAMES, PROBLEMS, exponents, markdown, measure
 from aipod.experiments.toml import dump
 from aipod.experiments.values import whole, within
-from aipod.report.table_figures import table_figure
 from aipod.runs._environment import environment
 from aipod.runs._folder import RunFolder
 

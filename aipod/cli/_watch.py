@@ -103,5 +103,7 @@ class Watch:
 
 def _describe(report: Report) -> str:
     """Returns the speed and the first metric."""
-    first = [f"{k} {v:.3g}" for k, v in report.metrics.items() if isinstance(v, float)][:1]
+    floats = {k: v for k, v in report.metrics.items() if isinstance(v, float)}
+    own = [name for name in floats if name != "curvature"] or list(floats)
+    first = [f"{name} {floats[name]:.3g}" for name in own[:1]]
     return ", ".join([f"{report.steps_per_second:,.0f} steps/s", *first])

@@ -17,7 +17,7 @@ from aipod.diagnose._derivatives import (
 )
 from aipod.diagnose._findings import LowerCurvature, Notes, Report
 from aipod.diagnose._measure import precision
-from aipod.diagnose._parts import check_fit, check_samplers, check_set
+from aipod.diagnose._parts import check_fit, check_graph, check_samplers, check_set
 from aipod.diagnose._steps import check_dependence, check_repeats, first_step
 from aipod.problem import Bilevel
 from aipod.sets._inputs import total_size
@@ -59,6 +59,7 @@ def check(problem: Bilevel, x0: PyTree, y0: PyTree, *, key: PRNGKeyArray) -> Rep
     if x is None:
         return notes.report()
     y = notes.attempt("lower_set", check_set, "lower_set", "y0", problem.lower_set, start[1], x)
+    notes.attempt("graph", check_graph, problem)
     batches = notes.attempt("samples", check_samplers, problem, keys[0])
     if y is None or batches is None:
         return notes.report()

@@ -14,6 +14,9 @@ from aipod.problem import Bilevel, Constant, Sampler, draw, expected
 from aipod.sets import AbstractSet
 from aipod.sets._inputs import largest, total_size
 
+# Below this spectral gap of a graph, news takes more than a hundred rounds to spread.
+_POOR_GAP = 0.01
+
 
 def check_fit(notes: Notes, problem: Any, x0: PyTree, y0: PyTree) -> PyTree | None:
     if not isinstance(problem, Bilevel):
@@ -34,6 +37,37 @@ def check_fit(notes: Notes, problem: Any, x0: PyTree, y0: PyTree) -> PyTree | No
         return None
     notes.ok("fit", f"x has {count(total_size(x0), 'variable')}, y has {total_size(y0)}.")
     return jax.tree.map(jnp.asarray, (x0, y0))
+
+
+def check_graph(notes: Notes, problem: Bilevel) -> None:
+    """Where clients gossip: how well their graph spreads news, and which methods are exact."""
+    graph: Any = problem.lower_set
+    if not graph.apart:
+        return
+    mean = 2 * len(graph.edges) / graph.clients
+    what = (
+        f"{graph.clients} clients with {mean:.3g} neighbours each in the mean, spectral gap "
+        f"{graph.gap:.3g}."
+    )
+    if graph.participation < 1:
+        what += f" In a round {graph.participation:.0%} of the links work."
+    if graph.gap < _POOR_GAP:
+        notes.warning(
+            "graph",
+            f"{what} News takes about {1 / graph.gap:.0f} rounds to spread.",
+            "add links between clients that are far apart: aipod.Gossip('exponential', "
+            f"{graph.clients}) needs few of them; or take fewer lower_steps, which leave less to "
+            "agree on.",
+        )
+    else:
+        notes.ok("graph", what)
+    notes.ok(
+        "methods",
+        "aipod.E3AiPOD corrects x, y and the adjoint, and reaches a solution without a server. "
+        "aipod.E2AiPOD corrects y and the adjoint, but moves x by decentralised SGD; aipod.EAiPOD, "
+        "aipod.AiPOD, aipod.FedNest and the like mix where they would project: where clients "
+        "differ, these are inexact and stop near a solution.",
+    )
 
 
 def check_set(

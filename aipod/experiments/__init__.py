@@ -5,11 +5,11 @@
 values of a command line into a run.
 
 To add an experiment, add a file with an `EXPERIMENT` to `tasks/` (see `base.py`), and a line to
-`SUMMARIES`.
+`SUMMARIES`. A task in a user's own file needs neither (see `own.py`).
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aipod.experiments.values import shown, suggestion
 
@@ -25,6 +25,8 @@ SUMMARIES = {
     "loss-tuning": "the paper's Figure 3: clients with few examples of some classes tune the loss "
     "they train with",
     "byzantine": "the same clients, some of which lie, and averages that few of them cannot move",
+    "gossip": "clients without a server, who talk to their neighbours in a graph: representations, "
+    "or wrong labels",
     "portfolio": "weights of 20 shares whose factor exposures are chosen to be calm in later years",
     "transport": "the hidden cost of journeys, learned from who works where by optimal transport",
     "cleaning": "wrong labels among the digits, found by weighing examples on clean data",
@@ -33,11 +35,36 @@ SUMMARIES = {
 
 
 def load(name: str) -> "Experiment":
-    """Returns the `EXPERIMENT` in the file of that name."""
+    """Returns the `EXPERIMENT` in the file of that name, or the one of `file.py:function`."""
+    if name not in SUMMARIES and ":" in name:
+        return _own(name)
     if name not in SUMMARIES:
+        own = f"{name}:task" if name.endswith(".py") else "mine.py:task"
         raise ValueError(
             f"there is no experiment {shown(name)}.{suggestion(name, SUMMARIES)} "
-            f"Experiments: {', '.join(SUMMARIES)}."
+            f"Experiments: {', '.join(SUMMARIES)}; or a function of your own, {own}."
         )
     module = importlib.import_module(f"aipod.experiments.tasks.{name.replace('-', '_')}")
     return module.EXPERIMENT
+
+
+def _own(target: str) -> "Experiment":
+    from aipod.experiments.config import RUN_NAMES
+    from aipod.experiments.own import own
+    from aipod.experiments.solvers import ARGUMENTS
+
+    return own(target, dict.fromkeys((*RUN_NAMES, *ARGUMENTS, *_NAMES)))
+
+
+# Options of the command that describe no run.
+_NAMES = (
+    *("as_json", "config", "debug", "force", "help", "json", "mesh", "out", "panel", "resume"),
+    *("seeds", "set", "set_", "solvers", "target", "task_digest", "tensorboard"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """`Task`, `Metric` and `Picture`, for tasks of one's own; loaded when they are asked for."""
+    if name not in ("Task", "Metric", "Picture"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("aipod.experiments.base"), name)

@@ -22,11 +22,14 @@ Columns = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A column of the history, and how tables, figures and the report show it."""
+    """A column of the history, and how tables, figures and the report show it.
+
+    `log`: whether its axis is logarithmic; None for one that fits what was recorded.
+    """
 
     name: str
     label: str
-    log: bool = True
+    log: bool | None = True
     better: Literal["smaller", "larger"] = "smaller"
 
 
@@ -37,11 +40,13 @@ class Picture:
     - `draw`: (figure, x, y) draws on an empty Matplotlib figure; x and y lie on their sets.
     - `caption`: one or two sentences about what it shows.
     - `size`: width and height in inches.
+    - `course`: (figure, columns) draws beside it how the run came there.
     """
 
     draw: Callable[["Figure", PyTree, PyTree], None]
     caption: str
     size: tuple[float, float] = (7.4, 3.6)
+    course: Callable[["Figure", Columns], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Task:
     - `record`: (x, y) -> dictionary of arrays, compiled along with the solver.
     - `derive`: columns -> further columns, computed after the run.
     - `picture`: drawn at the end of a run.
+    - `metrics`, `axes`: in place of the experiment's, as `Experiment` has them.
     """
 
     problem: Bilevel
@@ -59,6 +65,8 @@ class Task:
     record: Callable[[PyTree, PyTree], dict[str, Any]]
     derive: Callable[[Columns], dict[str, np.ndarray]] = lambda columns: {}
     picture: Picture | None = None
+    metrics: tuple[Metric, ...] = ()
+    axes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +106,9 @@ class Experiment:
     - `arguments`: the default arguments of each solver; the first solver is the default.
     - `steps`, `every`: outer steps, and how often to record.
     - `references`: options -> curves from other sources, for the comparison's figure.
+    - `about`: one line for the report.
+    - `digest`: of the file that a task of one's own is in; `config.toml` holds it.
+    - `folder`: the beginning of the names of new folders; the experiment's name by default.
     """
 
     name: str
@@ -110,6 +121,9 @@ class Experiment:
     steps: int
     every: int = 1
     references: Callable[[Any], tuple[Reference, ...]] = lambda options: ()
+    about: str = ""
+    digest: str | None = None
+    folder: str = ""
 
     @property
     def solver(self) -> str:

@@ -33,7 +33,12 @@ class CompareConfig:
     def _names(self) -> dict[str, Any]:
         """The names that every comparison has, in the order of the file."""
         own = {name: getattr(self.model, name) for name in RUN_NAMES if name != "solver"}
-        return {"experiment": own.pop("experiment"), "seeds": self.seeds, **own}
+        return {
+            "experiment": own.pop("experiment"),
+            "seeds": self.seeds,
+            **own,
+            **self.model.own(),
+        }
 
     def toml(self) -> str:
         text = header("compare") + dump(self._names())

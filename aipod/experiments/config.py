@@ -10,6 +10,7 @@ import jax
 
 from aipod.experiments import load, solvers, values
 from aipod.experiments.base import Experiment, checks
+from aipod.experiments.own import refuse_changed
 from aipod.experiments.toml import dump, header
 from aipod.experiments.values import Plain
 
@@ -29,16 +30,21 @@ class RunConfig:
     x64: bool
     arguments: dict[str, Plain]
     options: dict[str, Plain]
+    task_digest: str | None = None
+
+    def own(self) -> dict[str, Plain]:
+        """What only the configuration of a task in a user's own file holds."""
+        return {} if self.task_digest is None else {"task_digest": self.task_digest}
 
     def flat(self) -> dict[str, Plain]:
         """All settings in one dictionary."""
         run: dict[str, Plain] = {name: getattr(self, name) for name in RUN_NAMES}
-        return run | self.arguments | self.options
+        return run | self.own() | self.arguments | self.options
 
     def toml(self) -> str:
         return (
             header("run")
-            + dump({name: getattr(self, name) for name in RUN_NAMES})
+            + dump({name: getattr(self, name) for name in RUN_NAMES} | self.own())
             + f"\n# arguments of the solver {self.solver}\n"
             + dump(self.arguments)
             + self.options_toml()
@@ -92,6 +98,9 @@ def resolve(given: Mapping[str, Any]) -> RunConfig:
             "name an experiment, as in `aipod run synthetic`; `aipod list` has them all."
         )
     experiment = load(str(given["experiment"]))
+    if experiment.digest is not None:
+        given = dict(given)
+        refuse_changed(experiment, given.pop("task_digest", None))
     solver = str(given.get("solver", experiment.solver))
     known = solvers.defaults(solver)
     options = checks(experiment.options)
@@ -108,6 +117,7 @@ def resolve(given: Mapping[str, Any]) -> RunConfig:
         x64=values.flag(given.get("x64", jax.config.read("jax_enable_x64")), "x64"),
         arguments=arguments,
         options=resolve_options(experiment, {k: v for k, v in given.items() if k in options}),
+        task_digest=experiment.digest,
     )
 
 
@@ -146,6 +156,10 @@ def refuse_unknown_options(experiment: Experiment, given: Mapping[str, Any]) -> 
     known = checks(experiment.options)
     for name in given:
         if name not in known:
+            if not known:
+                raise ValueError(
+                    f"{experiment.name}: it takes no options, got {values.shown(name)}."
+                )
             raise ValueError(
                 f"{experiment.name} has no option {values.shown(name)}."
                 f"{values.suggestion(name, known)} It takes {', '.join(known)}."

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 import aipod
 from aipod.experiments import load, solvers
-from aipod.experiments.base import Experiment, Picture, Task
+from aipod.experiments.base import Columns, Experiment, Metric, Picture, Task
 from aipod.experiments.config import RunConfig
 from aipod.experiments.tensorboard import EventWriter
 from aipod.runs._description import Description, Drawing
@@ -36,6 +36,10 @@ class Prepared:
         """The same objects with another seed, so that `solve` compiles nothing again."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, seed=seed))
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self.task.metrics or self.experiment.metrics
+
     def describe(self, clients: int | None = None) -> Description:
         """What the run folder says about this run.
 
@@ -54,19 +58,30 @@ class Prepared:
             toml=config.toml(),
             config=config.flat(),
             arguments=config.arguments,
-            metrics=[dataclasses.asdict(metric) for metric in self.experiment.metrics],
-            axes=self.experiment.axes,
+            metrics=[dataclasses.asdict(metric) for metric in self.metrics],
+            axes=self.task.axes or self.experiment.axes,
             derive=self.task.derive,
             picture=drawing,
+            about=self.experiment.about,
         )
 
 
-def picture_figure(picture: Picture, x: PyTree, y: PyTree, folder: Path) -> list[Path]:
+def picture_figure(
+    picture: Picture, x: PyTree, y: PyTree, folder: Path, columns: Columns | None = None
+) -> list[Path]:
     """Writes the experiment's own picture of where a run ended, as PNG and SVG."""
     # Matplotlib takes half a second to import, and most experiments have no picture.
     from aipod.runs._figures import save
 
-    return save(folder, "picture", picture.size, lambda figure: picture.draw(figure, x, y))
+    def draw(figure: Any) -> None:
+        if picture.course is None or columns is None:
+            picture.draw(figure, x, y)
+            return
+        left, right = figure.subfigures(1, 2)
+        picture.draw(left, x, y)
+        picture.course(right, columns)
+
+    return save(folder, "picture", picture.size, draw)
 
 
 def prepare(config: RunConfig, task: Task | None = None) -> Prepared:

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 from aipod._misc.tree import is_numeric
 from aipod.federated._partition import check_clients
 from aipod.problem import Bilevel, ClientBatch, ClientMinibatches, Objective, rebuilt
-from aipod.sets import AbstractSet, AgreedWithin, Consensus
+from aipod.sets import AbstractSet, AgreedWithin, Consensus, as_gossip
 
 
 def replicate(tree: PyTree, clients: int) -> PyTree:
@@ -25,6 +25,12 @@ def replicate(tree: PyTree, clients: int) -> PyTree:
         ```
     """
     check_clients(clients)
+    odd = [leaf for leaf in jax.tree.leaves(tree) if not is_numeric(leaf)]
+    if odd:
+        raise ValueError(
+            f"replicate: the tree holds a {type(odd[0]).__name__}, and clients hold arrays alone: "
+            "keep functions out, as with equinox.partition(model, equinox.is_array)."
+        )
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (clients, *jnp.shape(leaf))), tree
     )
@@ -86,11 +92,16 @@ class _ClientSum(eqx.Module):
     takes_common: ClassVar[bool] = True
 
     def __call__(self, first: PyTree, y: PyTree, batch: ClientBatch) -> Array:
+        return jnp.sum(self.each(first, y, batch))
+
+    def each(self, first: PyTree, y: PyTree, batch: ClientBatch) -> Array:
+        """The terms of the sum."""
+
         def one(first: PyTree, y: PyTree, data: PyTree, weights: Array | None) -> Array:
             return _per_client(lambda part: self.loss(first, y, part), data, weights)
 
         losses = _each(one, (first, y), batch.data, batch.weights)
-        return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
+        return losses if self.scale is None else self.scale.astype(losses.dtype) * losses
 
     def take(self, chosen: Array, members: int) -> "_ClientSum":
         return _ClientSum(self.loss, _taken(self.scale, chosen, members))
@@ -108,11 +119,16 @@ class _ClientHead(eqx.Module):
     takes_common: ClassVar[bool] = True
 
     def __call__(self, features: PyTree, y: PyTree, batch: ClientBatch) -> Array:
+        return jnp.sum(self.each(features, y, batch))
+
+    def each(self, features: PyTree, y: PyTree, batch: ClientBatch) -> Array:
+        """The terms of the sum."""
+
         def one(y: PyTree, data: PyTree, weights: Array | None) -> Array:
             return _per_client(lambda part: self.head(part[0], y, part[1]), data, weights)
 
         losses = _each(one, (y,), (features, batch.data), batch.weights)
-        return jnp.sum(losses if self.scale is None else self.scale.astype(losses.dtype) * losses)
+        return losses if self.scale is None else self.scale.astype(losses.dtype) * losses
 
     def take(self, chosen: Array, members: int) -> "_ClientHead":
         return _ClientHead(self.head, _taken(self.scale, chosen, members))
@@ -187,6 +203,24 @@ def _agreed(consensus: Consensus, within: AbstractSet | None) -> AbstractSet:
     return AgreedWithin(consensus, within)
 
 
+def _gossiping(
+    graph: Any, clients: int, participation: float, chosen: str, within: AbstractSet | None
+) -> AbstractSet:
+    if within is not None:
+        raise ValueError(
+            "upper_set and graph do not go together yet: the neighbours' average of points of a "
+            "set needs another correction. Leave one of them out."
+        )
+    if chosen != "round":
+        raise ValueError("chosen is about clients, but with graph= links fail: leave chosen out.")
+    gossip = as_gossip(graph, clients, participation)
+    if gossip.clients != clients:
+        raise ValueError(
+            f"graph has {gossip.clients} clients, but the data are those of {clients}."
+        )
+    return gossip
+
+
 def federate(
     upper: Objective,
     lower: Objective,
@@ -199,6 +233,7 @@ def federate(
     chosen: str = "round",
     upper_set: AbstractSet | None = None,
     epochs: bool = False,
+    graph: Any = None,
 ) -> Bilevel:
     """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
 
@@ -220,6 +255,9 @@ def federate(
         costs no round.
     - `epochs`: each client visits every one of its examples once before the next time; see
         `aipod.Minibatches`.
+    - `graph`: the links between clients, where there is no server: both sets are then
+        `aipod.Gossip(graph)`, and `participation` is the share of the links that work in a round.
+        A `Gossip`, or a graph as it takes them, such as "ring".
 
     !!! example
         ```python
@@ -236,7 +274,7 @@ def federate(
         raise ValueError(
             f"upper_data has {samples[0].clients} clients, but lower_data has {samples[1].clients}."
         )
-    consensus = Consensus(weights, participation, chosen)
+    consensus = Consensus(weights, 1.0 if graph is not None else participation, chosen)
     scale = None
     if consensus.weights is not None:
         if consensus.weights.shape[0] not in clients:
@@ -245,11 +283,16 @@ def federate(
                 f"{consensus.weights.shape[0]}."
             )
         scale = consensus.weights * samples[0].clients
+    if graph is not None:
+        agreement = _gossiping(graph, samples[0].clients, participation, chosen, upper_set)
+        sets = (agreement, agreement)
+    else:
+        sets = (_agreed(consensus, upper_set), consensus)
     return Bilevel(
         upper=_summed(upper, scale),
         lower=_summed(lower, scale),
-        upper_set=_agreed(consensus, upper_set),
-        lower_set=consensus,
+        upper_set=sets[0],
+        lower_set=sets[1],
         upper_samples=samples[0],
         lower_samples=samples[1],
     )

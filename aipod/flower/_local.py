@@ -135,6 +135,11 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
         client = aipod.flower.client_of(problem, x0, y0, index=0)
         ```
     """
+    if problem.lower_set.apart:
+        raise ValueError(
+            "Flower has a server, and gossip has none: use aipod.Consensus, that is federate "
+            "without graph=, or simulate with aipod.solve."
+        )
     if not problem.fully_federated:
         raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
     if not isinstance(problem.upper_set, Consensus):

@@ -7,6 +7,7 @@ from aipod.problem._client_samplers import ClientMinibatches as ClientMinibatche
 from aipod.problem._composite import AtX as AtX
 from aipod.problem._composite import Composite as Composite
 from aipod.problem._composite import Objective as Objective
+from aipod.problem._composite import client_values as client_values
 from aipod.problem._composite import rebuilt as rebuilt
 from aipod.problem._derivatives import grad_x_upper as grad_x_upper
 from aipod.problem._derivatives import grad_y_upper as grad_y_upper

@@ -69,6 +69,11 @@ class Bilevel(eqx.Module):
                     f"{name} must be a callable key -> batch, such as aipod.Minibatches(data, 64), "
                     f"got {type(samples).__name__}."
                 )
+        if self.upper_set.apart != self.lower_set.apart:
+            raise ValueError(
+                "clients gossip at both levels or at none: let upper_set and lower_set be the same "
+                "aipod.Gossip, as aipod.federated.federate(..., graph=...) makes them."
+            )
         if self.upper_set.coupled:
             raise ValueError(
                 "upper_set has a coupling, but the upper level's constraint B x = e depends on "
@@ -183,6 +188,13 @@ class Bilevel(eqx.Module):
         if self.held is not None:
             return self.held.upper
         return at_fixed_x(self.upper, self.upper_samples, x, draws)
+
+    def inside(self) -> "Bilevel":
+        """The problem as a solver sees it: without a server no set averages over all clients."""
+        if not (self.upper_set.apart or self.lower_set.apart):
+            return self
+        upper_set, lower_set = self.upper_set.inside(), self.lower_set.inside()
+        return dataclasses.replace(self, upper_set=upper_set, lower_set=lower_set)
 
     def hold(self, x: PyTree, *, lower_draws: int, upper_draws: int) -> "Bilevel":
         """This problem for one outer step at x, in which all loops together draw so many batches.

@@ -49,6 +49,10 @@ class Composite(eqx.Module):
     def takes_common(self) -> bool:
         return takes_common(self.features) and takes_common(self.head)
 
+    def each(self, x: PyTree, y: PyTree, batch: Any) -> Array | None:
+        """Of a federation, the value of each client; None where only their sum is known."""
+        return client_values(self.head, self.features(x, batch), y, batch)
+
     def take(self, chosen: Array, members: int) -> "Composite":
         """Of a federation, for the chosen clients alone."""
         features: Any = self.features
@@ -74,6 +78,12 @@ def takes_common(objective: Any) -> bool:
     objective of the first `members` of the chosen clients; the others must not count.
     """
     return bool(getattr(objective, "takes_common", False))
+
+
+def client_values(objective: Any, x: PyTree, y: PyTree, batch: Any) -> Array | None:
+    """The value of each client, whose sum an objective is; None where it does not tell."""
+    method = getattr(objective, "each", None)
+    return None if method is None else method(x, y, batch)
 
 
 def by_client(part: Any) -> Any:

@@ -15,11 +15,11 @@ Columns = Mapping[str, np.ndarray]
 class Drawing:
     """An experiment's own picture of its result.
 
-    - `draw`: (x, y, folder) writes `picture.png` and `picture.svg` into the folder.
+    - `draw`: (x, y, folder, columns) writes `picture.png` and `picture.svg` into the folder.
     - `caption`: what the picture shows, in a sentence or two.
     """
 
-    draw: Callable[[PyTree, PyTree, Path], object]
+    draw: Callable[[PyTree, PyTree, Path, Columns], object]
     caption: str
 
 
@@ -30,10 +30,12 @@ class Description:
     - `toml`: the text of `config.toml`.
     - `config`: everything that was chosen, by its name in `config.toml`.
     - `arguments`: the solver's share of `config`.
-    - `metrics`: for each metric its `name`, `label`, `log` and `better`; the headline first.
+    - `metrics`: for each metric its `name`, `label`, `log` (None to decide by its values) and
+        `better`; the headline first.
     - `axes`: the columns to draw against; the first is the cost that comparisons count.
     - `derive`: columns -> further columns.
     - `picture`: what the result looks like, for experiments that have a picture.
+    - `about`: one line about the task, for the report.
     """
 
     experiment: str
@@ -46,6 +48,7 @@ class Description:
     axes: Sequence[str]
     derive: Callable[[Columns], Mapping[str, np.ndarray]] = lambda columns: {}
     picture: Drawing | None = None
+    about: str = ""
 
     def describe(self, clients: int | None = None) -> "Description":
         return self

@@ -15,6 +15,8 @@ from aipod.sets._budget import Budget as Budget
 from aipod.sets._consensus import Consensus as Consensus
 from aipod.sets._flow import Flow as Flow
 from aipod.sets._free import Free as Free
+from aipod.sets._gossip import Gossip as Gossip
+from aipod.sets._gossip import as_gossip as as_gossip
 from aipod.sets._product import Product as Product
 from aipod.sets._robust import AbstractAverage as AbstractAverage
 from aipod.sets._robust import ClippedMean as ClippedMean

@@ -30,6 +30,13 @@ class AgreedWithin(AbstractWrapped):
     base: AbstractSet
     within: AbstractSet
 
+    def __check_init__(self) -> None:
+        if self.base.apart:
+            raise ValueError(
+                "AgreedWithin needs one average of all clients, which gossip does not have: use "
+                "aipod.Consensus() in place of aipod.Gossip, or leave the set of x out."
+            )
+
     def _of_one(self, point: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[0], point)
 

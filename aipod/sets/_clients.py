@@ -37,6 +37,19 @@ class AbstractClients(eqx.Module):
         """Whether each outer step, with all its rounds, is made by some of the clients."""
         return False
 
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """The shape of a number that clients find together: () where all have the same.
+
+        (M,) where there is no server, and each of M clients has its own, also of x, y and the step
+        sizes. Then `largest` and `summed` are of a client's own numbers.
+        """
+        return ()
+
+    def heard(self, values: Array) -> Array:
+        """The largest that clients know after a round of a number that each of them keeps."""
+        return values
+
     def largest(self, values: Array) -> Array:
         """The largest of some numbers; with `per_client`, one number for each client."""
         return jnp.max(values)
@@ -58,4 +71,13 @@ class AbstractClients(eqx.Module):
 
     def message_size(self, y: PyTree) -> int:
         """The bytes of y that one client sends for a projection; 0 where nothing is sent."""
+        return 0
+
+    def link_size(self, y: PyTree) -> int:
+        """The bytes of y that cross one link of a graph in a round; 0 where there is no graph."""
+        return 0
+
+    @property
+    def messages(self) -> int:
+        """The messages of a round that cross links of a graph; 0 where there is no graph."""
         return 0

@@ -71,7 +71,7 @@ class Consensus(AbstractAgreement):
         participation: float = 1.0,
         chosen: str = "round",
     ) -> None:
-        self.participation = _as_share(participation)
+        self.participation = as_share(participation)
         if chosen not in ("round", "step"):
             raise ValueError(f"chosen must be 'round' or 'step', got {chosen!r}.")
         self.chosen = chosen
@@ -185,14 +185,15 @@ class Consensus(AbstractAgreement):
         return counts.pop() or 0 if counts else 0
 
 
-def _as_share(participation: Any) -> float:
+def as_share(participation: Any, kind: str = "clients") -> float:
+    """A share in (0, 1] of clients or of links, or `ValueError`."""
     try:
         share = as_number(participation, "participation")
     except ValueError:
         share = float("nan")
     if not 0 < share <= 1:
         raise ValueError(
-            f"participation must be a share of the clients in (0, 1], got {participation!r}."
+            f"participation must be a share of the {kind} in (0, 1], got {participation!r}."
         )
     return share
 

@@ -3,7 +3,7 @@
 import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
-from aipod._misc.tree import axpy
+from aipod._misc.tree import axpy, scaled
 from aipod.sets._clients import AbstractClients
 from aipod.sets._geometry import AbstractGeometry
 from aipod.sets._rows import AbstractRows
@@ -156,6 +156,30 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         The others fill up the devices of a mesh, along whose `axis` the clients are spread.
         """
         return self
+
+    def start(self, x0: PyTree) -> PyTree:
+        """The point from which a run starts: the projection; without a server x0 itself."""
+        return self.project(x0)
+
+    def inside(self) -> "AbstractSet":
+        """The set as a solver sees it; without a server it has no average over all clients."""
+        return self
+
+    def settle(self, ahead: PyTree, correction: PyTree, scale: Array) -> tuple[PyTree, PyTree]:
+        """v and r after a round for v_hat (`ahead`), with r in units of v over `scale`.
+
+        Sets whose clients are `apart` exchange v_hat with their neighbours.
+        """
+        new = self.project_corrected(ahead, scaled(scale, correction))
+        corrected = axpy(correction, 1 / scale, optax.tree.sub(new, ahead))
+        return new, self.keep_absent(corrected, correction)
+
+    def track(self, values: PyTree, correction: PyTree) -> tuple[PyTree, PyTree]:
+        """What clients know of the mean of values after a round, and the next correction.
+
+        A server tells the mean. Sets whose clients are `apart` track it.
+        """
+        return self.tangent(values), correction
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
         """project(y - correction), for a correction that has no part along the set."""

@@ -90,11 +90,13 @@ class Mover(eqx.Module):
 
     The optimiser rests where start and projection agree, so the fixed points stay. `optax.sgd(1.0)`
     ends with the projection itself. In a federation all clients have the same start and the same
-    average: one row is looked at, and the optimiser's state has one.
+    average: one row is looked at, and the optimiser's state has one. Without a server every client
+    has an optimiser of its own.
     """
 
     optimizer: optax.GradientTransformation
     together: bool = eqx.field(static=True)
+    apart: bool = eqx.field(static=True, default=False)
 
     @staticmethod
     def of(
@@ -103,6 +105,8 @@ class Mover(eqx.Module):
         default: optax.GradientTransformation,
     ) -> "Mover | None":
         """By default momentum where clients meet, and elsewhere none."""
+        if constraint.apart:
+            return Mover(given or default, together=False, apart=True)
         if given is not None:
             return Mover(given, constraint.together)
         return Mover(default, True) if constraint.together else None
@@ -111,13 +115,15 @@ class Mover(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[:1], tree) if self.together else tree
 
     def init(self, point: PyTree) -> PyTree:
-        return self.optimizer.init(self._rows(point))
+        made: Any = self.optimizer.init
+        return jax.vmap(made)(point) if self.apart else made(self._rows(point))
 
     def __call__(self, start: PyTree, projected: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         """The next point, and the optimiser's state."""
         before = self._rows(start)
         back = optax.tree.sub(before, self._rows(projected))
-        update, state = self.optimizer.update(back, state, before)
+        moved: Any = self.optimizer.update
+        update, state = (jax.vmap(moved) if self.apart else moved)(back, state, before)
         # From the projection on, which all clients share even where the first start was not common.
         new = jax.tree.map(lambda p, u, b: (p + (u + b)).astype(p.dtype), projected, update, back)
         return new, state

@@ -189,11 +189,14 @@ def settle(
     before and after. The client replaces v_hat by the value that the server decoded, so that the
     corrections still add up to zero.
     """
+    chosen = constraint.for_round(key)
+    if chosen.apart:
+        # Without a server the corrections of neighbours do not cancel: nothing is subtracted.
+        return *chosen.settle(ahead, correction, lr / probability), known
     offset = optax.tree.scale(lr / probability, correction)
     if compression is not None:
         known = told(optax.tree.sub(ahead, offset), known, compression)
         ahead = cast_like(optax.tree.add(known, offset), ahead)
-    chosen = constraint.for_round(key)
     new = cast_like(chosen.project_corrected(ahead, offset), ahead)
     corrected = axpy(correction, probability / lr, optax.tree.sub(new, ahead))
     return new, chosen.keep_absent(corrected, correction), known

@@ -76,7 +76,7 @@ def measured(
     row: dict[str, Any] = {"step": state.step}
     row |= {name: getattr(state.counts, name) for name in fields}
     if state.curvature is not None:
-        row["curvature"] = state.curvature.estimate
+        row["curvature"] = jnp.max(state.curvature.estimate)
     metrics = {} if record is None else scalar_columns(_recorded(record, state, keeping))
     if taken := set(metrics) & {*row, *RECORDED}:
         raise ValueError(f"record(x, y) returns {sorted(taken)}, which solve itself records.")

@@ -262,10 +262,14 @@ def _size(tree: Any) -> float:
 
 
 def _steeper(state: State) -> float:
-    if state.curvature is None or not float(state.curvature.first) > 0:
+    if state.curvature is None or not float(np.max(state.curvature.first)) > 0:
         return 1.0
-    return float(state.curvature.estimate) / float(state.curvature.first)
+    return float(np.max(state.curvature.estimate)) / float(np.max(state.curvature.first))
 
 
 def _flat(state: State) -> bool:
-    return state.curvature is not None and int(state.step) > 0 and not state.curvature.estimate > 0
+    return (
+        state.curvature is not None
+        and int(state.step) > 0
+        and not np.max(state.curvature.estimate) > 0
+    )

@@ -18,7 +18,11 @@ from aipod.slots import Counts
 class Ledger:
     """The totals of a run: projections and samples of each kind, and in a federation what was sent.
 
-    A round is an average that crosses clients; bytes are those that one client sends and gets.
+    A round is an average that crosses clients; bytes are those that one client sends and gets. In
+    gossip, without a server, a round is one exchange between all neighbours: `messages` counts what
+    was sent along links, once for each direction, `bytes_per_link` the bytes that went over one
+    link in both directions, and a client sends to each neighbour. Failing links are counted by
+    their expected share.
 
     !!! example
         ```python
@@ -34,6 +38,8 @@ class Ledger:
     rounds: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    messages: int = 0
+    bytes_per_link: int = 0
 
     @property
     def projections(self) -> int:
@@ -57,7 +63,9 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Ledger))
 PROJECTIONS = tuple(name for name in FIELDS if name.endswith("_projections"))
 SAMPLES = tuple(name for name in FIELDS if name.endswith("_samples"))
 FEDERATED = tuple(name for name in FIELDS if name not in PROJECTIONS + SAMPLES)
-# The columns that every history has; those of `FEDERATED` in a federation only.
+LINKS = ("messages", "bytes_per_link")
+# The columns that every history has; those of `FEDERATED` in a federation only, and those of
+# `LINKS` only where clients gossip.
 RECORDED = ("step", *PROJECTIONS, "samples", *SAMPLES, *FEDERATED)
 _COUNTS = tuple(field.name for field in dataclasses.fields(Counts))
 
@@ -81,6 +89,9 @@ class Price:
     y_up: int
     x_down: int
     y_down: int
+    x_link: int = 0
+    y_link: int = 0
+    messages: int = 0
 
     @staticmethod
     def of(problem: Bilevel, state: State, wire: str | None) -> "Price":
@@ -92,13 +103,22 @@ class Price:
             return [s.message_size(tree) for s, tree in zip(sets, hollow, strict=True)]
 
         down, up = sizes(None), sizes(wire)
-        return Price(any(s.federated for s in sets), *up, *down)
+        x, y = (_hollow(problem.wide(tree), None) for tree in trees)
+        return Price(
+            any(s.federated for s in sets),
+            *(up[0], up[1], down[0], down[1]),
+            x_link=sets[0].link_size(x),
+            y_link=sets[1].link_size(y),
+            messages=max(s.messages for s in sets),
+        )
 
     def _priced(self, counts: Mapping[str, Any], before: Ledger) -> dict[str, Any]:
         """Totals for each field of a ledger, from counts (numbers or columns) since `before`."""
         x, y = counts["sent_x"], counts["sent_y"]
         up, down = x * self.x_up + y * self.y_up, x * self.x_down + y * self.y_down
         spent = {**counts, "bytes_up": up, "bytes_down": down}
+        spent["messages"] = counts["rounds"] * self.messages
+        spent["bytes_per_link"] = x * self.x_link + y * self.y_link
         return {name: spent[name] + getattr(before, name) for name in FIELDS}
 
     def total(self, counts: Counts, before: Ledger) -> Ledger:
@@ -111,6 +131,9 @@ class Price:
         totals = self._priced({name: rows[name].astype(np.int64) for name in _COUNTS}, before)
         totals["samples"] = sum(totals[name] for name in SAMPLES)
         totals["step"] = rows["step"].astype(np.int64)
-        kept = [name for name in RECORDED if self.federated or name not in FEDERATED]
+        left_out: tuple[str, ...] = FEDERATED
+        if self.federated:
+            left_out = () if self.messages else LINKS
+        kept = [name for name in RECORDED if name not in left_out]
         metrics = {k: v for k, v in rows.items() if k not in _COUNTS and k != "step"}
         return {name: totals[name] for name in kept} | metrics

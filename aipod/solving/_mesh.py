@@ -22,11 +22,13 @@ class Placement:
     - `problem`: the problem, where it is to be computed.
     - `keeping`: how the state of a federation is kept.
     - `mesh`: the devices; None where the arrays stay where they are.
+    - `rows`: where clients gossip, how many there are: arrays with so many rows are spread.
     """
 
     problem: Bilevel
     keeping: Keeping | None
     mesh: Mesh | None = None
+    rows: int | None = None
 
     @staticmethod
     def of(problem: Bilevel, keeping: Keeping | None, mesh: Any) -> "Placement":
@@ -39,6 +41,15 @@ class Placement:
                 f"{type(mesh).__name__}."
             )
         mesh = _automatic(mesh)
+        if CLIENTS in mesh.axis_names and problem.lower_set.apart and problem.divisible:
+            (rows,) = problem.lower_set.apart
+            if rows % mesh.shape[CLIENTS]:
+                raise ValueError(
+                    f"mesh: {rows} clients that gossip cannot be dealt evenly to "
+                    f"{mesh.shape[CLIENTS]} devices: take a number of devices that divides {rows}."
+                )
+            # XLA makes the messages: those of shifts of the client axis are collective permutes.
+            return Placement(_in_rows(problem, problem.by_client(), mesh), None, mesh, rows)
         if CLIENTS in mesh.axis_names:
             if keeping is None or not problem.divisible:
                 raise ValueError(
@@ -68,6 +79,10 @@ class Placement:
             return state
         if self.keeping is not None and self.keeping.mesh is not None:
             return placed_state(state, self.keeping)
+        if self.rows is not None:
+            rows = self.rows
+            spread = jax.tree.map(lambda leaf: leaf.ndim > 0 and leaf.shape[0] == rows, state)
+            return _in_rows(state, spread, self.mesh)
         return _on(state, self.mesh)
 
     def collect(self, state: State) -> State:
@@ -76,6 +91,18 @@ class Placement:
         if self.keeping is None or self.keeping.mesh is None:
             return state
         return unplaced_state(state, self.keeping)
+
+
+def _in_rows(tree: PyTree, by_client: PyTree, mesh: Mesh) -> Any:
+    """The arrays on a mesh, those with a row for each client spread over it."""
+
+    def one(leaf: Any, spread: bool) -> Any:
+        if not eqx.is_array(leaf):
+            return leaf
+        spec = PartitionSpec(CLIENTS) if spread else PartitionSpec()
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, tree, by_client)
 
 
 def _automatic(mesh: Mesh) -> Mesh:

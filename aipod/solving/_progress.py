@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 from aipod.solving._history import History
@@ -80,6 +81,23 @@ class _Line:
         sys.stderr.write("\n")
 
 
+class _Notebook:
+    """A bar in the output of a notebook's cell, which is replaced at every report."""
+
+    def __init__(self) -> None:
+        display: Any = sys.modules["IPython.display"]
+        self._html = display.HTML
+        self._shown = display.display(display.HTML(""), display_id=True)
+
+    def __call__(self, report: Progress) -> None:
+        words = escape(f"{report.step:,}/{report.steps:,} {report.describe()}")
+        bar = f'<progress value="{report.step}" max="{report.steps}"></progress>'
+        self._shown.update(self._html(f"{bar} <code>{words}</code>"))
+
+    def close(self) -> None:
+        pass
+
+
 class _Silent:
     def __call__(self, report: Progress) -> None:
         pass
@@ -99,10 +117,20 @@ class _Callable:
         pass
 
 
+def _in_a_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; IPython is never imported to find out."""
+    shell = sys.modules.get("IPython")
+    if shell is None or "IPython.display" not in sys.modules:
+        return False
+    return getattr(shell.get_ipython(), "kernel", None) is not None
+
+
 def front_for(progress: bool | Front) -> Any:
     """The front end that `solve(progress=)` asks for; silent when nobody watches a terminal."""
     if callable(progress):
         return _Callable(progress)
+    if progress and _in_a_notebook():
+        return _Notebook()
     if not progress or not sys.stderr.isatty():
         return _Silent()
     try:

@@ -14,6 +14,7 @@ from aipod._misc.tree import to_device
 from aipod.algorithms import Alternating, State
 from aipod.problem import Bilevel
 from aipod.slots import Counts
+from aipod.solving._callbacks import CallbackError, Callbacks
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
 from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
 from aipod.solving._convergence import Convergence, convergence_of
@@ -34,6 +35,11 @@ _CHUNK_SECONDS = 0.5
 _NO_LIMIT = 2**30
 _CLOCK = "_clock"
 _NOT_OK = Convergence(converged=False, reason="the run has failed")
+
+
+@eqx.filter_jit
+def _points(keeping: Any, state: State) -> tuple[Any, Any]:
+    return keeping.points(state)
 
 
 class Books(NamedTuple):
@@ -71,6 +77,7 @@ class Run:
         self._saved_at = 0.0
         self._unsaved = ""
         self._culprit = ""
+        self.callbacks = Callbacks()
 
     def open_checkpoints(self, checkpoints: Checkpoints, seconds: float, resume: bool) -> None:
         """Saves into these checkpoints from now on; with `resume` goes on from the newest."""
@@ -154,6 +161,7 @@ class Run:
         arrays, static = eqx.partition(
             (self.placement.problem, self.solver, self.record, self.keeping), eqx.is_array
         )
+        self.callbacks.begin(self.books.history)
         while result is None:
             try:
                 limits = self._limits(min(self.steps, step + size))
@@ -168,9 +176,11 @@ class Run:
                 step = int(self.books.state.step)
                 rate = (step - before) / max(took, 1e-9)
                 self._report(front, rate)
+                result = self._called(result)
                 # Aim for chunks of the wanted duration, but grow at most eightfold: the first
                 # steps of a program are slower than the rest.
-                wanted = int(rate * min(_CHUNK_SECONDS, self._checkpoint_seconds))
+                pause = min(_CHUNK_SECONDS, self.callbacks.seconds, self._checkpoint_seconds)
+                wanted = int(rate * pause)
                 size = max(1, min(wanted, 8 * size, _NO_LIMIT))
                 if self.books.elapsed - self._saved_at >= self._checkpoint_seconds:
                     self._save()
@@ -178,6 +188,25 @@ class Run:
                 result = Result.interrupted
         self._save()
         return self._solution(result)
+
+    def _called(self, result: Result | None) -> Result | None:
+        """The result after the callbacks; one that raises leaves everything saved."""
+        try:
+            ends = self.callbacks.end_the_run(
+                int(self.books.state.step), self._points, self.books.history
+            )
+        except CallbackError as error:
+            self._save()
+            where = "" if self._checkpoints is None else " The checkpoint holds it: resume=True."
+            solution = self._solution(result or Result.interrupted)
+            words = f"{error}; the state is kept in .solution.{where}"
+            raise CallbackError(words, solution) from error.__cause__
+        return Result.stopped if ends and result is None else result
+
+    def _points(self) -> tuple[Any, Any]:
+        state = self.placement.collect(self.books.state)
+        # Compiled: ten times a second the dispatch of its operations would be seen.
+        return (state.x, state.y) if self.keeping is None else _points(self.keeping, state)
 
     def _after(self, chunk: Chunk, took: float) -> tuple[Books, Result | None]:
         """The books after a chunk, and a result when it was the last one."""
@@ -217,7 +246,7 @@ class Run:
         books = self.books
         step = int(books.state.step)
         state = eqx.tree_at(lambda s: s.counts, self.placement.collect(books.state), Counts.zero())
-        message = f"{result.value} ({step:,} outer steps)"
+        message = f"{result.value}{self.callbacks.words} ({step:,} outer steps)"
         if result is not Result.diverged:
             try:
                 if self.keeping is None:

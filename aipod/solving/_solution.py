@@ -1,8 +1,9 @@
 """What a run gives back."""
 
 import dataclasses
-import enum
 import functools
+import os
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import PyTree
@@ -13,38 +14,15 @@ from aipod.sets import AbstractSet
 from aipod.solving._convergence import Convergence
 from aipod.solving._history import History
 from aipod.solving._ledger import Ledger
+from aipod.solving._plot import Shown
+from aipod.solving._result import Result
+from aipod.solving._saved import save
 from aipod.solving._table import table
 
 
-class Result(enum.Enum):
-    """How a run ended; the value says what to do about it.
-
-    !!! example
-        ```python
-        solution = aipod.solve(problem, solver, x0, y0, 100, key=key, throw=False)
-        if not solution.result.ok:
-            print(solution.result.value)
-        ```
-    """
-
-    completed = "All outer steps were made."
-    converged = "A recorded metric reached its tolerance."
-    plateau = "F no longer decreased for the outer steps given by Stop(patience=)."
-    out_of_time = "The time given by Stop(seconds=) is over: resume, or allow more."
-    out_of_projections = "The projections given by Stop(projections=) are spent: allow more."
-    interrupted = "The run was interrupted; everything up to there is kept: resume it."
-    infeasible = "The lower set is empty at the last x: its coupling h(x) left the range of A."
-    diverged = "An iterate became NaN or infinite: use smaller steps, or aipod.Curvature()."
-
-    @property
-    def ok(self) -> bool:
-        """Whether the solution can be used: anything but divergence or an empty lower set."""
-        return self not in (Result.diverged, Result.infeasible)
-
-
 @dataclasses.dataclass(frozen=True)
-class Solution:
-    """The end of a run; prints as a short table.
+class Solution(Shown):
+    """The end of a run; prints as a short table, and in a notebook as its table and figure.
 
     x and y are the last iterates as the algorithm left them. Where projections are skipped they
     may lie a little outside their sets; `feasible()` gives the points of the sets nearest to them.
@@ -66,6 +44,7 @@ class Solution:
         x, y = solution.feasible()
         solution.result, solution.converged, solution.ledger.projections
         print(solution)
+        solution.save("solution.npz")  # aipod.load reads it
         ```
     """
 
@@ -110,6 +89,10 @@ class Solution:
         x = self.problem.upper_set.project(self.x)
         check_nonempty(self.problem.lower_set, self.y, x)
         return x, self.problem.lower_set.project(self.y, x)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes x, y, history and ledger to one `.npz` file, which `aipod.load` reads."""
+        return save(path, self)
 
     def __repr__(self) -> str:
         last = ", ".join(f"{k}={v:.6g}" for k, v in self.history.last().items())

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from aipod._misc.keys import as_key
 from aipod._misc.tree import is_concrete
 from aipod.algorithms import Alternating
 from aipod.problem import Bilevel
+from aipod.solving._callbacks import Callback, Callbacks
 from aipod.solving._checkpoint import Checkpoints, fingerprint
 from aipod.solving._chunk import Record
 from aipod.solving._mesh import Placement, adopted
@@ -42,6 +44,7 @@ def solve(
     resume: bool = False,
     throw: bool = True,
     mesh: Mesh | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Solution:
     """Runs a solver on a problem.
 
@@ -55,13 +58,17 @@ def solve(
     - `record`: (x, y) -> dictionary of arrays, compiled along and called on the iterates as they
         are; it becomes columns of `history`.
     - `every`: record every so many steps, and the last one.
-    - `progress`: True for a bar on a terminal (silent elsewhere), or a function of `Progress`.
+    - `progress`: True for a bar on a terminal or in a notebook (silent elsewhere), or a function of
+        `Progress`.
     - `stop`: a `Stop` with further reasons to end.
     - `checkpoint`: a folder for checkpoints, written every `checkpoint_seconds` and at the end. One
         run at a time may use it.
     - `resume`: go on from the newest whole checkpoint there, if there is one.
     - `mesh`: a `jax.sharding.Mesh` to spread the work over: along an axis "clients" the clients of
         a federation, along an axis "batch" the examples of each batch of another problem.
+    - `callbacks`: functions (step, x, y, row) that are called in this order after a chunk of steps,
+        up to ten times a second. `row` is the newest recorded row, by name. One that returns True,
+        or a text with its reason, ends the run. `aipod.callbacks` has some for logging.
     - `throw`: raise `DivergedError` when an iterate becomes NaN or infinite; otherwise return the
         last finite state with `Result.diverged`.
 
@@ -93,6 +100,7 @@ def solve(
             f"{type(solver.upper).__name__} does not: use Stop(tolerance=) with a record."
         )
     run = Run(problem, solver, placement, state, key, record, every, steps, stop)
+    run.callbacks = Callbacks(_checked(callbacks))
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:
             check_positive(checkpoint_seconds, "checkpoint_seconds")
@@ -102,7 +110,9 @@ def solve(
             run.open_checkpoints(checkpoints, float(checkpoint_seconds), resume)
         front = front_for(progress if first() else False)
         stack.callback(front.close)
+        stack.callback(run.callbacks.close)
         solution = run.to_the_end(front)
+        run.callbacks.close(solution)
     if throw and solution.result is Result.diverged:
         raise DivergedError(solution)
     return solution
@@ -137,6 +147,18 @@ def _check_arguments(
     if not wanted:
         raise ValueError("say how many outer steps to make, as in steps=1000.")
     return min(wanted)
+
+
+def _checked(callbacks: Any) -> tuple[Callback, ...]:
+    if callable(callbacks) or not isinstance(callbacks, Sequence):
+        raise ValueError("callbacks must be a list of functions, as in callbacks=[my_function].")
+    for callback in callbacks:
+        if not _takes(callback, 4):
+            raise ValueError(
+                "each callback must be a function (step, x, y, row), but "
+                f"{getattr(callback, '__name__', repr(callback))} is not."
+            )
+    return tuple(callbacks)
 
 
 def _takes(function: Any, count: int) -> bool:

@@ -7,9 +7,11 @@ from aipod.stepsize._checks import check_positive as check_positive
 from aipod.stepsize._checks import check_probability as check_probability
 from aipod.stepsize._checks import check_share as check_share
 from aipod.stepsize._checks import check_steps as check_steps
+from aipod.stepsize._curvature import HASTY as HASTY
 from aipod.stepsize._curvature import Curvature as Curvature
 from aipod.stepsize._curvature import CurvatureState as CurvatureState
 from aipod.stepsize._curvature import curvature_draws as curvature_draws
+from aipod.stepsize._curvature import curvature_heard as curvature_heard
 from aipod.stepsize._curvature import curvature_init as curvature_init
 from aipod.stepsize._curvature import curvature_iterations as curvature_iterations
 from aipod.stepsize._curvature import curvature_update as curvature_update

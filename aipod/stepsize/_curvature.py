@@ -1,5 +1,6 @@
 """`Curvature` steps, and the power iteration that follows the largest curvature through a run."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,14 +25,19 @@ _FIRST_BATCHES = 8
 _KEPT = 0.99
 # Where the lower level has no batches, only directions that were missed speak for older estimates.
 _KEPT_EXACT = 0.95
-# The estimate does not fall below this share of its peak. Where a lower level has no minimiser, as
-# when a network fits its data without a penalty, its curvature fades away with its gradient; steps
-# of its inverse would grow for ever, until one of them leaves the flat region. Peaks of the first
-# steps are forgotten, since a start may be far stiffer than all that follows.
-_FLOOR, _EARLY = 1e-2, 100
+# Where a lower level has no minimiser, as when a network fits its data without a penalty, its
+# curvature fades away with its gradient. Steps of its inverse would grow for ever, until one of
+# them leaves the flat region: the estimate does not fall below this share of the peak. The adjoint
+# would grow for ever too: below that share it is damped, by as much.
+_FADED = 1e-2
+# The peak is that of an average over about 20 steps, which says nothing of single batches. Those of
+# the first steps are forgotten, since a start may be far stiffer than all that follows.
+_USUAL, _EARLY = 0.95, 20
 # The estimate is looked for anew where the step that it allows meets more than this many times of
 # it, within this range, by so many halvings of its logarithm at most.
 _FURTHER, _TOO_FAR, _HALVINGS = 2.0, 1e12, 12
+# How far the curvature may jump in one outer step of a federation.
+HASTY = 2.0
 
 
 class Curvature(eqx.Module):
@@ -45,7 +51,9 @@ class Curvature(eqx.Module):
     In a federation every client iterates with its own Hessian, and the step follows the largest of
     their estimates. The maximum rides on an existing round, so each step uses the previous value;
     the first costs one exchange. An outer step whose value turns out to have been less than half of
-    what it should have been is not made: x and y stay where they were.
+    what it should have been is not made: x and y stay where they were. Without a server
+    (`aipod.Gossip`) every client has its own estimate, the largest that it has found or heard of:
+    the maximum goes from neighbour to neighbour, along with the messages that are sent anyway.
 
     **Arguments:**
 
@@ -94,15 +102,21 @@ class CurvatureState(eqx.Module):
     """What is kept from one outer step to the next.
 
     - `vector`: the warm start of the power iteration.
-    - `estimate`: the largest curvature, of earlier batches too.
+    - `estimate`: the largest curvature, of earlier batches too; in gossip one for each client.
     - `first`: the estimate of the first step.
-    - `peak`: the largest estimate so far, but for the first steps.
+    - `usual`, `peak`: an average of the curvature over steps, and the largest so far.
     """
 
     vector: PyTree
     estimate: Array
     first: Array
+    usual: Array
     peak: Array
+
+    def damping(self) -> Array:
+        """What the Hessian lacks where the lower level has lost its curvature; else 0."""
+        faded = self.usual < _FADED * self.peak
+        return jnp.where(faded, _FADED * self.peak, 0.0).astype(self.peak.dtype)
 
 
 def curvature_iterations(*lrs: Any) -> int:
@@ -117,8 +131,8 @@ def curvature_draws(step: Array) -> Array:
 
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     """A fixed pseudo-random start (`init` has no key)."""
-    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero, zero)
+    zero = jnp.zeros(lower_set.apart, jnp.result_type(*jax.tree.leaves(y)))
+    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero, zero, zero)
 
 
 def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
@@ -240,11 +254,24 @@ def curvature_update(
     vector, sizes = jax.lax.fori_loop(0, curvature_draws(step), look, start)
     now = lower_set.largest(sizes)
     kept = _KEPT if is_random(samples) else _KEPT_EXACT
-    floor = jnp.maximum(kept * state.estimate, _FLOOR * state.peak)
+    floor = jnp.maximum(kept * state.estimate, _FADED * state.peak)
     estimate = jnp.maximum(now, floor)
+    estimate = jnp.where(step == 0, lower_set.heard(estimate), estimate)
     first = jnp.where(step == 0, estimate, state.first)
-    peak = jnp.where(step < _EARLY, kept * state.peak, state.peak)
-    new = CurvatureState(vector, estimate, first, jnp.maximum(estimate, peak))
+    usual = jnp.where(step == 0, now, _USUAL * state.usual + (1 - _USUAL) * now)
+    peak = jnp.maximum(usual, jnp.where(step < _EARLY, kept, 1.0) * state.peak)
+    new = CurvatureState(vector, estimate, first, usual, peak)
     if not per_client:
         return new, new.estimate
-    return new, jnp.where(step == 0, new.estimate, state.estimate)
+    used = jnp.where(step == 0, new.estimate, state.estimate)
+    if lower_set.apart:
+        # A client that is alone with its step size need not wait for the others.
+        used = jnp.where(now > HASTY * used, now, used)
+    return new, used
+
+
+def curvature_heard(state: CurvatureState | None, lower_set: AbstractSet) -> CurvatureState | None:
+    """With what clients have heard of each other in a round, where there is no server."""
+    if state is None or not lower_set.apart:
+        return state
+    return dataclasses.replace(state, estimate=lower_set.heard(state.estimate))

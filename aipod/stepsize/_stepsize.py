@@ -50,6 +50,7 @@ class Rates(eqx.Module):
     - `step`: the outer step, for schedules.
     - `curvature`: the estimate of the lower level's largest curvature, for `Curvature`.
     - `stiffer`: the estimate over that of the step before.
+    - `damping`: what the Hessian lacks where the lower level has lost its curvature; else 0.
     - `moves`: the last move of x and of y, and the y after it, from which an upper slot may find
         its own pace.
     """
@@ -58,6 +59,7 @@ class Rates(eqx.Module):
     curvature: Array | None
     moves: tuple[PyTree, PyTree, PyTree] | None = None
     stiffer: Array | float = 1.0
+    damping: Array | float = 0.0
 
     def __call__(self, lr: StepSize | None) -> Array:
         if isinstance(lr, Curvature):

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 import aipod
+from aipod._report.collect import collect
+from aipod._report.page import write_report
 from aipod.experiments.base import Picture
 from aipod.experiments.config import resolve
 from aipod.experiments.execute import execute, picture_figure, prepare
 from aipod.experiments.tasks import cleaning, portfolio, tolls, transport
-from aipod.report.collect import collect
-from aipod.report.page import write_report
 from aipod.runs._folder import RunFolder
 from tests.experiments.test_tolls import OPTIONS, braess
 

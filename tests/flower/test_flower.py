@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 import aipod
 from aipod import federated, flower
 from aipod._misc.keys import round_key, subkeys
+from aipod._report.collect import collect
 from aipod.experiments import load
 from aipod.experiments.config import read, resolve
 from aipod.experiments.execute import Prepared
@@ -30,7 +31,6 @@ from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL
 from aipod.flower._parcel import Parcel, from_bytes, to_bytes
 from aipod.flower._post import LARGE, from_records, to_records
 from aipod.problem import ClientMinibatches
-from aipod.report.collect import collect
 from aipod.sets import Consensus
 from aipod.sets._consensus import _SomeClients
 from tests.federated.test_federated import client_data, ridge_lower, ridge_upper

@@ -13,9 +13,9 @@ pytest.importorskip("flwr")
 
 import aipod
 from aipod import flower
+from aipod._report.collect import collect
 from aipod.cli import main
 from aipod.flower._new import write_app
-from aipod.report.collect import collect
 from tests.flower.flower_grid import InProcessGrid, context
 from tests.flower.test_flower_hostile import E3
 

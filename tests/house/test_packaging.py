@@ -23,8 +23,10 @@ from aipod._misc import extras, version
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "aipod"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-USED = ("experiments", "flower", "tables", "tensorboard")  # by the source, not by its tests
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # whose module has another name
+# By the source, not by its tests.
+USED = ("experiments", "flower", "tables", "tensorboard", "wandb", "mlflow")
+# Whose module has another name.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
 
 
 def declared(*groups):
@@ -172,7 +174,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     # The command may begin outside the package, which takes long to import.
     files += [p for p in [ROOT / f"{PROJECT['scripts']['aipod'].split(':')[0]}.py"] if p.is_file()]
     assert packed == {path.relative_to(ROOT).as_posix() for path in files}
-    assert {"aipod/py.typed", "aipod/report/page.css"} < packed
+    assert {"aipod/py.typed", "aipod/_report/page.css"} < packed
     for folder in ("facts", "published"):
         assert any(re.search(rf"/{folder}/\w+\.csv$", name) for name in packed)
     assert f"{info}licenses/LICENSE" in names

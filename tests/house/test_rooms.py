@@ -22,13 +22,14 @@ ROOMS = [
     "algorithms",
     "baselines",
     "solving",
+    "callbacks",
     "diagnose",
     "federated",
     "data",
     "runs",
     "flower",
     "experiments",
-    "report",
+    "_report",
     "cli",
 ]
 # Inside `slots`, from the ground up.

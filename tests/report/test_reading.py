@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aipod._report.collect import collect
+from aipod._report.page import write_report
+from aipod._report.studies import studies
 from aipod.experiments.studies import rates, table1
-from aipod.report.collect import collect
-from aipod.report.page import write_report
-from aipod.report.studies import studies
 from aipod.runs._folder import RunFolder
 from tests.report.test_report import write_run
 

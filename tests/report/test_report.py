@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from aipod._report import claims, curves
+from aipod._report.collect import collect
+from aipod._report.figures import comparison_figure, run_figure
+from aipod._report.page import write_report
+from aipod._report.style import COLOURS
 from aipod.experiments.base import Picture
 from aipod.experiments.execute import picture_figure
-from aipod.report import claims, curves
-from aipod.report.collect import collect
-from aipod.report.figures import comparison_figure, run_figure
-from aipod.report.page import write_report
-from aipod.report.style import COLOURS
 from aipod.runs._folder import RunFolder
 
 METRICS = [
@@ -101,6 +101,23 @@ def test_a_curve_is_the_median_and_the_range(comparison):
     np.testing.assert_allclose(curve.middle, 1.1 / step)
     np.testing.assert_allclose(curve.low, 1.0 / step)
     np.testing.assert_allclose(curve.high, 1.2 / step)
+
+
+def test_a_variant_that_is_worse_is_named(tmp_path):
+    """Also when it is not the cheapest, which has the first sentence."""
+    for name, scale, shape in (("good", 1.0, 1.0), ("flat", 2.0, 0.0), ("cheap", 1.1, 1.0)):
+        write_run(tmp_path / name, scale=scale, config={"solver": name}, solver=name)
+        folder = RunFolder(tmp_path / name)
+        columns = folder.read_metrics()
+        columns["loss"] = scale * columns["step"] ** -shape
+        if name == "cheap":
+            columns["lower_projections"] /= 2
+        folder.write_metrics(columns)
+    section = collect([tmp_path / name for name in ("good", "flat", "cheap")])[0]
+    said = claims.sentences(section)
+    assert said[0].startswith("After 100 outer steps, cheap has")
+    (worse,) = said[1:]
+    assert worse == "flat levels off at 200.00 times the training loss of good (2 against 0.01)."
 
 
 def test_the_claims_are_the_numbers(comparison):

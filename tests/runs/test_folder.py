@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aipod.report.collect import collect
+from aipod._report.collect import collect
 from aipod.runs._folder import RunFolder
 
 SUMMARY = {

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aipod
+from aipod._report.collect import collect
 from aipod.experiments.config import resolve
 from aipod.experiments.execute import prepare
-from aipod.report.collect import collect
 from aipod.runs import _environment
 from aipod.runs._description import Description, Drawing
 from aipod.runs._folder import RunFolder

@@ -101,7 +101,7 @@ def test_recursive_estimates_are_right_in_the_mean_over_all_histories(estimator)
 
 def test_a_moving_average_lags():
     points = _points(3)
-    estimator = aipod.MovingAverage(0.25)
+    estimator = aipod.HeavyBall(0.25)
     values = [
         _after(estimator, points, numbers)[1]
         for numbers in itertools.product(range(PIECES), repeat=3)

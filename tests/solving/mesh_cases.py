@@ -95,6 +95,18 @@ def federations(mesh):
     same("fednest", *_with(federation(9, weighted=True), nest), mesh, 3)
 
 
+def gossip(mesh):
+    solver = aipod.E3AiPOD(**FIXED, lower_steps=4)
+    same("grid", *_with(federation(16, graph="grid"), solver), mesh)
+    found = collectives()
+    kinds = {kind for types, kind in found if re.search(r"\[\d", types)}
+    assert kinds == {"collective-permute"}, found
+    failing = aipod.Gossip("erdos-renyi", 16, key=KEY, participation=0.5)
+    same("random graph, failing links", *_with(federation(16, graph=failing), solver), mesh)
+    with pytest.raises(ValueError, match="divides 12"):
+        aipod.solve(*_with(federation(12, graph="ring"), solver), 2, key=KEY, mesh=mesh)
+
+
 def _with(case, solver):
     problem, x0, y0 = case
     return problem, solver, x0, y0
@@ -143,7 +155,12 @@ def main():
     devices = len(jax.devices())
     assert devices == 8, devices
     mesh = jax.make_mesh((devices,), ("clients",))
-    {"federations": lambda: federations(mesh), "batches": lambda: batches(devices)}[sys.argv[1]]()
+    parts = {
+        "federations": lambda: federations(mesh),
+        "gossip": lambda: gossip(mesh),
+        "batches": lambda: batches(devices),
+    }
+    parts[sys.argv[1]]()
     if sys.argv[1] == "batches":
         refusals(mesh)
     print("done")

@@ -10,7 +10,7 @@ import pytest
 CASES = Path(__file__).parent / "mesh_cases.py"
 
 
-@pytest.mark.parametrize("part", ["federations", "batches"])
+@pytest.mark.parametrize("part", ["federations", "gossip", "batches"])
 def test_eight_devices(part):
     # The number of devices is chosen before JAX starts: hence a process of its own.
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}

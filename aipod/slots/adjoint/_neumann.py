@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.keys import subkey
-from aipod._misc.tree import axpy, cast_like, inner
+from aipod._misc.tree import axpy, cast_like, inner, scaled
 from aipod.problem import Bilevel, draw, is_random
 from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._cost import Cost, rounds_of
@@ -146,7 +146,7 @@ class Neumann(AbstractAdjoint):
         if self.random:
             factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
             last = jax.lax.fori_loop(1, factors + 1, factor, first)
-            z = optax.tree.scale(eta * self.steps, last)
+            z = scaled(eta * self.steps, last)
         else:
             factors = jnp.asarray(self.steps - 1, jnp.int32)
 
@@ -156,7 +156,7 @@ class Neumann(AbstractAdjoint):
 
             start = (first, first, first)
             last, total, before = jax.lax.fori_loop(1, self.steps, body, start)
-            z = optax.tree.scale(eta, total)
+            z = scaled(eta, total)
         state = self._seen(turn, first, before, last, z)
         projections = 0 if self.local else factors + 1
         cost = turn.lower_cost(projections, lower_draws=factors)

@@ -21,7 +21,15 @@ from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy
 from aipod.slots.adjoint._quadratic import damped, quadratic_parts
-from aipod.stepsize import Curvature, Rates, StepSize, check_lr, check_not_negative, check_steps
+from aipod.stepsize import (
+    Curvature,
+    Rates,
+    StepSize,
+    adapts,
+    check_lr,
+    check_not_negative,
+    check_steps,
+)
 
 # The cosine between u and G u from which on G counts as not convex.
 _DOWN = 1e-2
@@ -128,9 +136,21 @@ class OneRoundAdjoint(AbstractAdjoint):
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
         state = warm_start(y, self.damping, health, compressed=self.compression is not None)
+        damping = jnp.broadcast_to(state.damping, problem.lower_set.apart)
+        state = dataclasses.replace(state, damping=damping)
         if (mover := self._mover(problem.lower_set)) is None:
             return state
         return dataclasses.replace(state, momentum=mover.init(y))
+
+    def _damped(self, state: WarmState, rates: Rates) -> tuple[Array, Array]:
+        """The damping of this outer step, and the step size that goes with it.
+
+        A step of 1 / l is too long for G + damping I.
+        """
+        damping, lr = state.damping, rates(self.lr)
+        if self.damping is None:
+            damping = jnp.maximum(damping, rates.damping).astype(damping.dtype)
+        return damping, lr / (1 + lr * damping) if adapts(self.lr) else lr
 
     def _mover(self, lower_set: AbstractSet) -> Mover | None:
         if self.optimizer is not None and lower_set.constrained and not lower_set.together:
@@ -151,8 +171,9 @@ class OneRoundAdjoint(AbstractAdjoint):
         return self.own_health(only_correction(state))
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        lr, lower_set = turn.lr(self.lr), turn.problem.lower_set
+        lower_set = turn.problem.lower_set
         state = followed(lower_set, state)
+        damping, lr = self._damped(state, turn.rates)
         parts, memory = quadratic_parts(turn, self.steps)
 
         def dot(a: PyTree, b: PyTree) -> Array:
@@ -162,22 +183,22 @@ class OneRoundAdjoint(AbstractAdjoint):
             u, memory = carry
             slope, product, memory = parts(u, key, memory)
             seen = dot(u, product), dot(u, u), dot(product, product)
-            gradient = damped(u, slope, product, state.damping)
+            gradient = damped(u, slope, product, damping)
             left = optax.tree.sub(gradient, state.correction)
             sizes = [dot(left, left), dot(slope, slope)]
             return (axpy(u, -lr, left), memory), (sizes, seen)
 
         keys = step_keys(turn.key, self.steps)[1]
         (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, memory), keys)
-        damping = state.damping
+        raised = state.damping
         # An estimate of G u bends down where its table is old, which says nothing about G.
         if self.damping is None and not turn.estimated:
-            damping = _enough(damping, seen, lower_set, lr)
+            raised = _enough(raised, seen, lower_set, lr)
         # With noise a residual says more about the sample than about u.
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
         left, right = (size[-1] * exact for size in sizes)
-        health = health_of(turn.y, lower_set, left, right, damping > state.damping)
-        kept = WarmState(u, state.correction, damping, state.known, health, state.momentum)
+        health = health_of(turn.y, lower_set, left, right, raised > state.damping)
+        kept = WarmState(u, state.correction, raised, state.known, health, state.momentum)
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
             1, lower_draws=self.steps, upper_draws=draws, deferred=True, memory=memory
@@ -190,19 +211,21 @@ class OneRoundAdjoint(AbstractAdjoint):
             state.u,
             state.correction,
             state.known,
-            lr=turn.lr(self.lr),
+            # The damping that the steps were made with.
+            lr=self._damped(turn.start, turn.rates)[1],
             probability=1 / self.steps,
             compression=self.compression,
             key=turn.round_key,
         )
+        damping = turn.problem.lower_set.for_round(turn.round_key).heard(state.damping)
         momentum = state.momentum
         if (mover := self._mover(turn.problem.lower_set)) is not None:
             u, momentum = mover(turn.start.u, u, momentum)
-        return WarmState(u, correction, state.damping, known, state.health, momentum)
+        return WarmState(u, correction, damping, known, state.health, momentum)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""
-        scale = 1 / self.steps / rates(self.lr)
+        scale = 1 / self.steps / self._damped(state, rates)[1]
         return dataclasses.replace(state, correction=axpy(state.correction, -scale, change))
 
 

@@ -26,7 +26,8 @@ class Restarted(AbstractAdjoint):
 
     Over a convex lower level a warm start only helps. Elsewhere u would grow without bound: from a
     good u the steps are shorter than from u = 0, and where they are twice as long it is given up.
-    In a federation two sums over the clients travel with a round for that.
+    In a federation two sums over the clients travel with a round for that. Without a server, in
+    gossip, it is never given up: take damping where the lower level is not convex.
 
     **Arguments:**
 
@@ -64,6 +65,9 @@ class Restarted(AbstractAdjoint):
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         z, new, cost = self.base.solve(turn, upper_batch, state)
         lower_set = turn.problem.lower_set
+        if lower_set.apart:
+            # One client alone cannot give up its e: those of all clients must sum to zero.
+            return z, new, cost
 
         def size(v: PyTree) -> Array:
             return lower_set.summed(inner(v, v, per_client=lower_set.per_client))

@@ -7,4 +7,5 @@ from aipod.slots.lower._one_round import OneRound as OneRound
 from aipod.slots.lower._projected import ProjectedSGD as ProjectedSGD
 from aipod.slots.lower._proxskip import ProxSkip as ProxSkip
 from aipod.slots.lower._simultaneous import SimultaneousLower as SimultaneousLower
+from aipod.slots.lower._simultaneous import settles as settles
 from aipod.slots.lower._svrg import SVRG as SVRG

@@ -113,7 +113,7 @@ class OneRound(AbstractLower):
             state = dataclasses.replace(state, momentum=mover.init(y))
         if not self._tempered:
             return state
-        one = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
+        one = jnp.ones(problem.lower_set.apart, jnp.result_type(*jax.tree.leaves(y)))
         return dataclasses.replace(state, share=one, agreement=one)
 
     def common(self, problem: Bilevel) -> bool:

@@ -2,8 +2,9 @@
 
 from jaxtyping import PyTree
 
-from aipod._misc.tree import axpy
+from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel
+from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import refuse_bounds
@@ -18,7 +19,8 @@ class SimultaneousLower(AbstractLower):
         y_next = y - beta grad_y g(x, y; phi)
 
     The slot hands on y and keeps y_next, so that the adjoint and x move from the same (x, y) as y
-    does. After K outer steps the y of the state is that of step K - 1.
+    does. After K outer steps the y of the state is that of step K - 1. y_next is
+    projected at the end of the outer step; in gossip it is mixed with the neighbours (D-SOBA).
 
     **Arguments:**
 
@@ -39,9 +41,29 @@ class SimultaneousLower(AbstractLower):
         refuse_bounds(problem, self)
         return y
 
+    @property
+    def deferred(self) -> bool:
+        return True
+
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         # Where draws are not shared, the key is the slot's own.
         key = turn.sample_keys[1] if turn.shares_draws else turn.key
         gradient, memory = lower_oracle(turn)(state, key, turn.memory)
         moved = axpy(state, -turn.lr(self.lr), gradient)
-        return state, moved, turn.lower_cost(lower_draws=1, memory=memory)
+        projections = settles(turn.problem.lower_set)
+        return (
+            state,
+            moved,
+            turn.lower_cost(projections, lower_draws=1, deferred=True, memory=memory),
+        )
+
+    def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
+        if not settles(turn.problem.lower_set):
+            return turn.y, state
+        chosen = turn.lower_set.for_round(turn.round_key)
+        return turn.y, cast_like(chosen.project(state), state)
+
+
+def settles(lower_set: AbstractSet) -> int:
+    """1 where y and z end the outer step with a projection, else 0."""
+    return int(lower_set.constrained)

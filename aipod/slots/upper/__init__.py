@@ -1,5 +1,6 @@
 """How x moves: one algorithm in each file."""
 
+from aipod.slots.upper._averaged import MovingAverage as MovingAverage
 from aipod.slots.upper._base import AbstractUpper as AbstractUpper
 from aipod.slots.upper._delayed import Delayed as Delayed
 from aipod.slots.upper._difference import DifferenceStep as DifferenceStep

@@ -18,6 +18,7 @@ from aipod.slots.upper._base import (
     optimizer_step,
     step_between,
 )
+from aipod.slots.upper._gossip import first_alone, next_alone
 from aipod.slots.upper._mapping import first_length, mapped, next_length
 from aipod.slots.upper._seen import (
     Seen,
@@ -77,6 +78,14 @@ class Delayed(AbstractUpper):
             )
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        if problem.upper_set.apart and self.optimizer is not None:
+            if self.steps > 1 or self.lr is not None:
+                raise ValueError(
+                    "in gossip upper_optimizer moves x once in an outer step, by a tracked "
+                    "gradient: set upper_steps=1 and leave upper_lr out, or leave the optimiser "
+                    "out."
+                )
+            return first_alone(problem, self.optimizer, x)
         own = None if self.optimizer is None else self.optimizer.init(x)
         return UpperState(
             own, nothing_seen(problem, x, difference=True), length=self._length(problem, x)
@@ -100,6 +109,10 @@ class Delayed(AbstractUpper):
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
         problem, x = turn.problem, turn.x
+        if problem.upper_set.apart and self.optimizer is not None:
+            slope = turn.direction(implicit, batch)
+            how = (turn, None, self.optimizer, True)
+            return next_alone(*how, slope, implicit, batch, state)
         lr = step_between(turn, self.lr, self.steps, implicit, batch)
 
         def body(carry: tuple[PyTree, Any], draw_key: PRNGKeyArray) -> tuple[Any, None]:
@@ -148,5 +161,7 @@ class Delayed(AbstractUpper):
             )
         # The difference lies in the tangent space but for rounding. Left as it is, every step would
         # multiply the error off the set by 1 - delta: for delta above 2 a long run ends in NaN.
-        along = problem.upper_set.tangent(optax.tree.sub(landed, x))
+        along = optax.tree.sub(landed, x)
+        if not problem.upper_set.apart:
+            along = problem.upper_set.tangent(along)
         return axpy(x, self.delta, along), UpperState(None, seen), cost

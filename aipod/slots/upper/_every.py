@@ -17,6 +17,7 @@ from aipod.slots.upper._base import (
     check_one_of,
     optimizer_step,
 )
+from aipod.slots.upper._gossip import first_alone, next_alone
 from aipod.slots.upper._mapping import first_length, mapped, next_length
 from aipod.slots.upper._seen import (
     Seen,
@@ -44,6 +45,10 @@ class EveryStep(AbstractUpper):
     - `lr` [alpha]: the step size; or
     - `optimizer`: an `optax.GradientTransformation`.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits.
+    - `corrected`: in gossip (`aipod.Gossip`), whether a plain step is corrected for what one
+        exchange with the neighbours leaves out (exact diffusion). Without it x is moved by
+        decentralised SGD, and where clients differ it stops near a solution. An optimiser always
+        gets a tracked gradient.
 
     !!! example
         ```python
@@ -54,6 +59,7 @@ class EveryStep(AbstractUpper):
     lr: StepSize | None = None
     optimizer: optax.GradientTransformation | None = None
     compression: str | None = eqx.field(static=True, default=None)
+    corrected: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self) -> None:
         check_moves(self.lr, self.optimizer)
@@ -69,6 +75,8 @@ class EveryStep(AbstractUpper):
         return self.compression
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
+        if problem.upper_set.apart:
+            return first_alone(problem, self.optimizer, x)
         own = None if self.optimizer is None else self.optimizer.init(x)
         known = None if self.compression is None else optax.tree.zeros_like(x)
         difference = self.optimizer is None and problem.upper_set.constrained
@@ -89,6 +97,10 @@ class EveryStep(AbstractUpper):
     def update(
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
+        if turn.problem.upper_set.apart:
+            slope = turn.direction(implicit, batch)
+            how = (turn, self.lr, self.optimizer, self.corrected)
+            return next_alone(*how, slope, implicit, batch, state)
         direction, known = turn.direction(implicit, batch), state.known
         if self.compression is not None:
             direction = known = told(direction, known, self.compression)

@@ -180,8 +180,9 @@ def _update(
     room = evidence.room() * jnp.where(state.unknown, evidence.trust(), 1.0)
     wish = jnp.where(line > 0, room * line, line)
     fall = evidence.doubt(promised, delivered)
-    # Doubts about y do not make x slower than it was at first.
-    doubted = jnp.where(state.pace > state.least, -fall, 0.0)
+    # Doubts about y do not make x slower than it was at first, until the search is over.
+    floor = jnp.where(state.found, 0.0, state.least)
+    doubted = jnp.where(state.pace > floor, -fall, 0.0)
     wish = jnp.where(fall > 0, jnp.minimum(wish, doubted), wish)
     # From x0 = 0, x must first become large enough to be seen beside what y does by itself.
     unseen = state.unknown & evidence.unseen() & (state.count > 1)

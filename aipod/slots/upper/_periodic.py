@@ -28,6 +28,9 @@ class Periodic(AbstractUpper):
 
         x <- x - alpha (grad_x f + w);   and when k mod T = 0 also x <- project_x(x)   (`WS-x`)
 
+    In gossip (`aipod.Gossip`) a projection is an exchange with the neighbours, and this is
+    decentralised SGD: x stops near a solution.
+
     Between projections x leaves the upper set by O(alpha); `Solution.feasible()` brings it back.
 
     **Arguments:**
@@ -59,7 +62,7 @@ class Periodic(AbstractUpper):
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         if self.steps == 1:
-            return EveryStep(self.lr, self.optimizer).init(problem, x)
+            return EveryStep(self.lr, self.optimizer, corrected=False).init(problem, x)
         if not problem.upper_set.affine:
             raise ValueError(
                 f"upper_set has bounds, which x would leave for upper_steps={self.steps} outer "
@@ -82,7 +85,8 @@ class Periodic(AbstractUpper):
         self, turn: Turn, z: PyTree, implicit: PyTree, batch: Any, state: PyTree
     ) -> tuple[PyTree, PyTree, Cost]:
         if self.steps == 1:
-            return EveryStep(self.lr, self.optimizer).update(turn, z, implicit, batch, state)
+            every = EveryStep(self.lr, self.optimizer, corrected=False)
+            return every.update(turn, z, implicit, batch, state)
         upper_set = turn.problem.upper_set
         direction = turn.direction(implicit, batch)
         lr = turn.lr(self.lr)

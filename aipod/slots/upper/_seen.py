@@ -41,6 +41,7 @@ class UpperState(eqx.Module):
     - `known`: with compression, what the server knows of each client.
     - `landed`: where projections are skipped, x after the last one.
     - `length`: where an optimiser moves x in a set with bounds, eta of its gradient mapping.
+    - `correction`: in gossip, s.
     """
 
     own: PyTree
@@ -48,6 +49,7 @@ class UpperState(eqx.Module):
     known: PyTree = None
     landed: PyTree = None
     length: Array | None = None
+    correction: PyTree = None
 
 
 def but_messages(state: UpperState) -> PyTree:

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from aipod._report.collect import Group, Reference, Section, View
+from aipod._report.curves import curve, thinned
+from aipod._report.reading import AXES
+from aipod._report.style import COLOURS, REFERENCE, look
 from aipod.experiments.numbers import setting, tick
-from aipod.report.collect import Group, Reference, Section, View
-from aipod.report.curves import curve, thinned
-from aipod.report.reading import AXES
-from aipod.report.style import COLOURS, REFERENCE, look
 from aipod.runs._figures import save
 
 # Points of a line; more would only make the files larger.

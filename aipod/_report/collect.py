@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from aipod._report.reading import Run, read_comparison, read_run, results
 from aipod.experiments.numbers import setting
 from aipod.experiments.solvers import ARGUMENTS, SOLVERS
-from aipod.report.reading import Run, read_comparison, read_run, results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,11 @@ def collect(paths: Sequence[Path]) -> tuple[Section, ...]:
         _section([run for run in runs if run.summary["experiment"] == name], paths)
         for name in experiments
     )
+
+
+def section_of(runs: list[Run]) -> Section:
+    """The section of runs that lie in no folder."""
+    return _section(runs, ())
 
 
 def _section(runs: list[Run], paths: Sequence[Path]) -> Section:

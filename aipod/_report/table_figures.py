@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from aipod.report.style import look
+from aipod._report.style import look
 from aipod.runs._figures import save
 
 _WORDS = {

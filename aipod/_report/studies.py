@@ -6,10 +6,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from aipod._report.pictures import picture
+from aipod._report.reading import check_summary, results
+from aipod._report.tables import table
 from aipod.experiments.numbers import number
-from aipod.report.pictures import picture
-from aipod.report.reading import check_summary, results
-from aipod.report.tables import table
 
 _TITLES = {"rates": "Measured rates", "table1": "Table 1, measured"}
 _PICTURES = {

@@ -9,7 +9,7 @@ from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, ch
 from aipod.stepsize import StepSize, check_lr
 
 
-class MovingAverage(AbstractEstimator):
+class HeavyBall(AbstractEstimator):
     """A moving average of the derivatives that were drawn.
 
         d <- (1 - a) d + a g_i(point),   d = g_i(point) in the first draw
@@ -24,7 +24,7 @@ class MovingAverage(AbstractEstimator):
 
     !!! example
         ```python
-        upper = aipod.MovingAverage(0.1)
+        upper = aipod.HeavyBall(0.1)
         solver = aipod.SOBA(upper_lr=0.1, estimator=aipod.Estimators(upper=upper))
         ```
     """

@@ -21,6 +21,8 @@ AXES = {
     "rounds": "communication rounds",
     "bytes_up": "bytes sent by one client",
     "bytes_down": "bytes received by one client",
+    "messages": "messages along links",
+    "bytes_per_link": "bytes over one link",
     "seconds": "computing time (s)",
 }
 

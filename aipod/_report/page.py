@@ -9,17 +9,18 @@ from string import Template
 from typing import Any
 
 from aipod._misc.version import __version__
+from aipod._report import claims
+from aipod._report.collect import Group, Section, View
+from aipod._report.curves import available_axes, curve, rows, thinned
+from aipod._report.pictures import picture
+from aipod._report.reading import AXES
+from aipod._report.studies import Study
+from aipod._report.studies import section as study_section
+from aipod._report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
+from aipod._report.tables import merged, table
+from aipod._report.verdicts import verdicts
 from aipod.experiments import SUMMARIES
 from aipod.experiments.numbers import number, percent, ratio
-from aipod.report import claims
-from aipod.report.collect import Group, Section, View
-from aipod.report.curves import available_axes, curve, rows, thinned
-from aipod.report.pictures import picture
-from aipod.report.reading import AXES
-from aipod.report.studies import Study
-from aipod.report.studies import section as study_section
-from aipod.report.style import COLOURS, DARK_COLOURS, DARK_REFERENCE, LINES, REFERENCE
-from aipod.report.tables import merged, table
 from aipod.runs._folder import finite
 
 MARK = '<meta name="generator" content="aipod report">'
@@ -69,7 +70,7 @@ def page(sections: Sequence[Section], studies: Sequence[Study] = ()) -> str:
 
 
 def _part(name: str) -> str:
-    return resources.files("aipod.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("aipod._report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embedded(data: Any) -> str:
@@ -146,7 +147,7 @@ def _section(index: int, section: Section) -> str:
     tables = "\n".join(_summary_table(section, view) for view in section.views)
     return f"""<section id="section-{index}" aria-label="{escape(section.experiment)}">
 <h2>{escape(section.experiment)}</h2>
-<p>{escape(_sentence(SUMMARIES.get(section.experiment, "")))}</p>
+<p>{escape(_sentence(_about(section)))}</p>
 {findings}
 <div class="controls" role="group" aria-label="What the chart shows"></div>
 <div class="chart"></div>
@@ -156,6 +157,7 @@ def _section(index: int, section: Section) -> str:
 <h3>Summary</h3>
 {tables}
 <p class="quiet">{_COLUMNS}</p>
+{verdicts(section)}
 <h3>Configuration</h3>
 {_configuration(section)}
 </section>"""
@@ -173,6 +175,12 @@ def _pictures(section: Section) -> str:
             shown.append(picture(run.path, "picture", words))
     found = "\n".join(filter(None, shown))
     return f"<h3>Result</h3>\n{found}" if found else ""
+
+
+def _about(section: Section) -> str:
+    """The line of the experiment; of a task of one's own the one that its folder holds."""
+    own = section.groups[0].runs[0].summary.get("about")
+    return SUMMARIES.get(section.experiment, own if isinstance(own, str) else "")
 
 
 def _sentence(text: str) -> str:

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from aipod.report.collect import Group
-from aipod.report.reading import AXES
+from aipod._report.collect import Group
+from aipod._report.reading import AXES
 
 
 @dataclasses.dataclass(frozen=True)

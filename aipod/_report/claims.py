@@ -5,10 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from aipod._report.collect import Group, Section, View
+from aipod._report.curves import curve, rows
+from aipod._report.reading import AXES
 from aipod.experiments.numbers import number, percent, ratio
-from aipod.report.collect import Group, Section, View
-from aipod.report.curves import curve, rows
-from aipod.report.reading import AXES
+
+# From this ratio on a report says that a variant is worse.
+_CLEARLY = 1.2
+# A value that has fallen to less than this share in a tenth of the run is still falling.
+_STILL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +70,21 @@ def sentences(section: Section) -> list[str]:
         first, *others = table(section, view)
         if others:
             said.append(_sentence(section, first, min(others, key=lambda row: row.cost)))
+            said += [
+                _worse(section, first, row, group)
+                for row, group in zip(others, view.groups[1:], strict=True)
+                if section.metrics[0]["better"] == "smaller" and _CLEARLY <= row.ratio < np.inf
+            ]
     return said
+
+
+def _worse(section: Section, first: Row, row: Row, group: Group) -> str:
+    value = curve(group, section.metrics[0]["name"]).middle
+    ends = "levels off" if value[-1] >= _STILL * value[-1 - len(value) // 10] else "ends"
+    return (
+        f"{row.label} {ends} at {ratio(row.ratio)} times the {section.metrics[0]['label']} of "
+        f"{first.label} ({number(row.value)} against {number(first.value)})."
+    )
 
 
 def _sentence(section: Section, first: Row, row: Row) -> str:

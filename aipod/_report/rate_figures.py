@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from aipod._report.style import look
 from aipod.experiments.numbers import setting
-from aipod.report.style import look
 from aipod.runs._figures import save
 
 _PANELS = (
