@@ -3,6 +3,7 @@
 from aipod.algorithms._alternating import Alternating as Alternating
 from aipod.algorithms._e3 import E3AiPOD as E3AiPOD
 from aipod.algorithms._federated import FedAvg as FedAvg
+from aipod.algorithms._federated import FedBiOAcc as FedBiOAcc
 from aipod.algorithms._federated import FedNest as FedNest
 from aipod.algorithms._federated import LFedNest as LFedNest
 from aipod.algorithms._gossip import DSOBA as DSOBA
@@ -24,4 +25,13 @@ from aipod.algorithms._table1 import SOBA as SOBA
 from aipod.algorithms._table1 import TTSA as TTSA
 from aipod.algorithms._table1 import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms._table1 import StocBiO as StocBiO
+from aipod.algorithms._variance_reduced import FSLA as FSLA
+from aipod.algorithms._variance_reduced import MASOBA as MASOBA
+from aipod.algorithms._variance_reduced import MRBO as MRBO
+from aipod.algorithms._variance_reduced import SABA as SABA
+from aipod.algorithms._variance_reduced import SRBA as SRBA
+from aipod.algorithms._variance_reduced import SUSTAIN as SUSTAIN
+from aipod.algorithms._variance_reduced import SVRB as SVRB
+from aipod.algorithms._variance_reduced import VRBO as VRBO
+from aipod.algorithms._vr import VRAiPOD as VRAiPOD
 from aipod.algorithms._watch import natural_way as natural_way

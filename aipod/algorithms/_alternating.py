@@ -9,8 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.keys import as_key, round_key, subkeys
 from aipod._misc.tree import as_arrays, cast_like
+from aipod.algorithms._advice import check_slots, smaller_steps
+from aipod.algorithms._estimates import (
+    check_estimates,
+    estimated_hypergradient,
+    estimation_of,
+    first_estimates,
+    next_estimates,
+)
 from aipod.algorithms._first import compiled_first, compiled_initial
 from aipod.algorithms._haste import stiffer, unless_hasty
 from aipod.algorithms._keeping import Keeping, in_rows_of, keeping_of
@@ -18,23 +25,24 @@ from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._spread import spread_step
 from aipod.algorithms._state import State
+from aipod.algorithms._step_keys import keys_of, round_key_of
 from aipod.algorithms._watch import Outcome
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
 from aipod.slots._cost import Counts, rounds_of
+from aipod.slots._oracles import spent
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint import AbstractAdjoint
+from aipod.slots.estimators import AbstractEstimator, Estimators
 from aipod.slots.lower import AbstractLower
 from aipod.slots.upper import AbstractUpper
 from aipod.stepsize import (
     Rates,
-    adapts,
     check_steps,
     curvature_draws,
     curvature_heard,
     curvature_init,
     curvature_iterations,
     curvature_update,
-    smaller,
 )
 
 
@@ -54,6 +62,10 @@ class Alternating(eqx.Module):
     - `upper`: how x moves, such as `EveryStep`, `Delayed` or `Periodic`.
     - `scope`: the problems that the method accepts; by default all that its slots accept.
     - `batch`: how many draws of the problem's samplers are averaged into each sample.
+    - `estimator`: how derivatives are estimated from minibatches, such as `SAGA()`; for each slot
+        its own with `Estimators`. By default each is that of the batch that was drawn.
+    - `shared`: whether all slots of an outer step use the same two batches, for slots that draw
+        once in a step.
 
     !!! example
         ```python
@@ -72,18 +84,13 @@ class Alternating(eqx.Module):
     upper: AbstractUpper
     scope: Scope | None = None
     batch: int = eqx.field(static=True, default=1)
+    estimator: AbstractEstimator | Estimators | None = None
+    shared: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:
         check_steps(self.batch, "batch")
-        for name, kind in (
-            ("lower", AbstractLower),
-            ("adjoint", AbstractAdjoint),
-            ("upper", AbstractUpper),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(
-                    f"{name} must be a slot made for it, got {type(getattr(self, name)).__name__}."
-                )
+        check_estimates(self.estimator, self.batch)
+        check_slots(self)
         if self.scope is not None and not isinstance(self.scope, Scope):
             raise ValueError(f"scope must be an aipod.Scope, got {type(self.scope).__name__}.")
         if len({self.lower.wire, self.adjoint.wire, self.upper.wire}) > 1:
@@ -163,6 +170,7 @@ class Alternating(eqx.Module):
             counts=Counts.zero(),
             watch=PackedWatch.first(problem, x, y0, self.upper.seen(upper)),
             moves=optax.tree.zeros_like((x, y0)) if self.upper.needs_moves else None,
+            estimates=first_estimates(self, problem, x, y0),
         )
 
     def step(self, problem: Bilevel, state: State, *, key: PRNGKeyArray) -> State:
@@ -182,7 +190,7 @@ class Alternating(eqx.Module):
         """The same step on a state that is kept between steps as `keeping` says."""
         if keeping is None:
             return self._step(problem, state, key)
-        chosen = keeping.choose(_round_key(key, state.step))
+        chosen = keeping.choose(round_key_of(key, state.step))
         if keeping.mesh is not None:
             return spread_step(self._step, keeping, problem, state, key, chosen)
         inside = keeping.problem(problem, chosen)
@@ -192,8 +200,10 @@ class Alternating(eqx.Module):
     def _step(self, problem: Bilevel, state: State, key: PRNGKeyArray) -> State:
         if self.batch > 1:
             problem = averaged(problem, self.batch)
-        lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = _keys(key, state.step)
+        lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = keys_of(key, state.step)
         x = state.x
+        samples = (xi_key, phi_key)
+        for_lower, for_adjoint, for_upper = estimation_of(self, state.estimates, key, samples)
         problem = self._held(problem.inside(), x)
         curvature, estimate = state.curvature, None
         looked_at: Array | int = 0
@@ -212,27 +222,32 @@ class Alternating(eqx.Module):
         moves = None if state.moves is None else (*state.moves, state.y)
         damping = 0.0 if state.curvature is None else state.curvature.damping()
         rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
-        turn = Turn(problem, x, state.y, rates, lower_key)
+        turn = Turn(problem, x, state.y, rates, lower_key, for_lower)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
         # With bounds y moves on its active face, which takes the place of the lower set until the
         # projections at the end of the step. An affine set is its own face.
         faced = self.lower.faced(problem, lower)
-        turn = turn._replace(problem=faced, y=y, key=adjoint_key)
+        turn = turn._replace(problem=faced, y=y, key=adjoint_key, estimation=for_adjoint)
         upper_batch = draw(problem.upper_samples, xi_key)
         found = self.adjoint.solve(turn, upper_batch, state.adjoint)
         names = ("z", "its state", "its cost")
         z, adjoint, adjoint_cost = returned(self.adjoint, "solve", found, names, (y, state.adjoint))
-        implicit, implicit_draws = None, 0
-        if self.upper.needs_implicit:
+        nested, implicit, estimates = self.upper.needs_implicit, None, None
+        turn = turn._replace(key=upper_key, estimation=for_upper)
+        if state.estimates is not None:
+            turn, implicit, memory = estimated_hypergradient(turn, z, samples, nested=nested)
+            turn = turn.with_memory(memory)
+        elif nested:
             lower_batch = draw(problem.lower_samples, phi_key)
             implicit = implicit_term(faced, x, y, z, upper_batch, lower_batch)
-            implicit_draws = 1
-        turn = turn._replace(key=upper_key)
         found = self.upper.update(turn, z, implicit, upper_batch, state.upper)
         names = ("x", "its state", "its cost")
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
+        if state.estimates is not None:
+            costs = (lower_cost, adjoint_cost, upper_cost)
+            estimates = next_estimates(self, turn, (for_lower, for_adjoint, for_upper), costs)
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
         settled = self.lower.settle(turn._replace(problem=problem, start=state.y), lower)
@@ -241,7 +256,8 @@ class Alternating(eqx.Module):
         kept = self.adjoint.settle(turn._replace(start=state.adjoint), adjoint)
         adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
         curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
-        own_cost = turn.lower_cost(lower_draws=implicit_draws + looked_at, upper_draws=1)
+        own_cost = turn.lower_cost(lower_draws=nested + looked_at, upper_draws=1)
+        own_cost = own_cost.with_samples(*spent(state.estimates, estimates, shared=self.shared))
         if self.lower.deferred or self.adjoint.deferred:
             alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
             own_cost = dataclasses.replace(own_cost, rounds=jnp.maximum(alone, 0))
@@ -258,7 +274,9 @@ class Alternating(eqx.Module):
             curvature=estimate,
         )
         watch = state.watch.after(problem, state.step, outcome)
-        new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
+        step = state.step + 1
+        new = State(new_x, y, lower, adjoint, upper, curvature, step, counts, watch)
+        new = dataclasses.replace(new, estimates=estimates)
         new = unless_hasty(problem.lower_set, estimate, new, state)
         if state.moves is None:
             return new
@@ -274,25 +292,7 @@ class Alternating(eqx.Module):
 
     def remedy(self) -> str:
         """What to change when a run diverged: the step sizes to try, by name."""
-        lrs = {
-            "lower_lr": self.lower.lr,
-            "adjoint_lr": self.adjoint.lr,
-            "upper_lr": self.upper.lr,
-        }
-        tries = [advice for name, lr in lrs.items() if (advice := smaller(name, lr)) is not None]
-        if not (adapts(self.lower.lr) and adapts(self.adjoint.lr)):
-            tries.append("or lower_lr=aipod.Curvature(), which adapts by itself")
-        return "Try smaller steps: " + ", ".join(tries) + "."
-
-
-def _keys(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
-    """The keys of an outer step: of its slots, its samples and the curvature."""
-    return subkeys(jax.random.fold_in(as_key(key), step), 6)
-
-
-def _round_key(key: PRNGKeyArray, step: Array) -> PRNGKeyArray:
-    """What chooses the clients of an outer step; the same as of the round of x."""
-    return round_key(_keys(key, step)[2], 0)
+        return smaller_steps(self)
 
 
 @eqx.filter_jit

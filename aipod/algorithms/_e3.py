@@ -4,6 +4,7 @@ import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.slots.adjoint import OneRoundAdjoint
+from aipod.slots.estimators import AbstractEstimator, Estimators
 from aipod.slots.lower import OneRound
 from aipod.slots.upper import EveryStep, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -19,6 +20,7 @@ def E3AiPOD(
     damping: float | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     compression: str | None = None,
+    estimator: AbstractEstimator | Estimators | None = None,
     lower_optimizer: optax.GradientTransformation | None = None,
     adjoint_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
@@ -44,6 +46,9 @@ def E3AiPOD(
         by itself otherwise.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits from the clients, with error
         feedback: half the bytes up, and the same fixed points.
+    - `estimator`: how derivatives are estimated from minibatches. With `aipod.SAGA()` and
+        `upper_lr` a run on a finite sum converges to the solution itself, not to its noise. No
+        damping is then found: the lower level must be convex, or `damping` given.
     - `lower_optimizer`, `adjoint_optimizer`: Optax transformations that move y and u where the
         averages of the clients meet; the fixed points stay. By default momentum that restarts by
         itself, `aipod.restarted_momentum`, in a federation, and nothing elsewhere. With
@@ -62,4 +67,5 @@ def E3AiPOD(
         upper=EveryStep(
             lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer), compression=compression
         ),
+        estimator=estimator,
     )

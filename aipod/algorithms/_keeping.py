@@ -206,7 +206,8 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
     x, y = rows(x, clients), rows(y, clients)
     full = shapes(problem, x, y)
     # With one row for each quantity: what has another shape there has a client axis.
-    bare = Bilevel(problem.upper, problem.lower, upper_set, lower_set)
+    samples = (problem.upper_samples, problem.lower_samples)
+    bare = Bilevel(problem.upper, problem.lower, upper_set, lower_set, *samples)
     least = shapes(bare, rows(x, 1), rows(y, 1))
     common = jax.tree.leaves(common_parts(solver, problem, full))
     axis = [a.shape != b.shape for a, b in _pairs(full, least)]
@@ -215,7 +216,9 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
     if has_cohorts(solver, problem, full):
         present = problem.lower_set.present(clients)
     everyone = present < clients or problem.fully_federated
-    single = bool(clients > 1 and everyone and kept_once[0] and not solver.upper.needs_each)
+    # Estimators remember what each client's own derivatives were.
+    each = solver.upper.needs_each or full.estimates is not None
+    single = bool(clients > 1 and everyone and kept_once[0] and not each)
     wide = kept_once
     if single:
         inside = shapes(_single(problem, clients), rows(x, 1), y)

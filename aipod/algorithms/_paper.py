@@ -8,6 +8,7 @@ import optax
 from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._variants import variant_of
 from aipod.slots.adjoint import AbstractAdjoint, Neumann, ProxSkipAdjoint, Restarted
+from aipod.slots.estimators import AbstractEstimator, Estimators
 from aipod.slots.lower import ProjectedSGD, ProxSkip
 from aipod.slots.upper import Delayed, EveryStep, Periodic, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -44,6 +45,7 @@ def AiPOD(
     upper_lr: StepSize | None = None,
     lower_lr: StepSize = Curvature(),
     lower_steps: int = 5,
+    estimator: AbstractEstimator | Estimators | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     **series: Unpack[_Series],
 ) -> Alternating:
@@ -63,6 +65,8 @@ def AiPOD(
         `warm` of `aipod.Neumann`.
     - `adjoint_random`: the paper's random number of factors in place of the sum.
     - `damping`: a Tikhonov term on the Hessian, for lower levels that are not convex.
+    - `estimator`: how derivatives are estimated from minibatches, such as `aipod.SAGA()`; goes with
+        the series that goes on.
     - `upper_optimizer`: an `optax.GradientTransformation` in place of `upper_lr`.
 
     !!! example
@@ -76,6 +80,7 @@ def AiPOD(
         upper=EveryStep(
             lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer), corrected=False
         ),
+        estimator=estimator,
     )
 
 
@@ -88,6 +93,7 @@ def EAiPOD(
     lower_prob: float = 0.3,
     upper_steps: int = 1,
     extrapolation: float = 1.0,
+    estimator: AbstractEstimator | Estimators | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     **series: Unpack[_Series],
 ) -> Alternating:
@@ -118,6 +124,7 @@ def EAiPOD(
             lr=upper_lr,
             optimizer=paced_unless(upper_lr, upper_optimizer),
         ),
+        estimator=estimator,
     )
 
 
@@ -129,6 +136,7 @@ class _Skipping(TypedDict, total=False):
     lower_steps: int
     lower_prob: float
     upper_steps: int
+    estimator: AbstractEstimator | Estimators | None
     upper_optimizer: optax.GradientTransformation | None
 
 
@@ -169,4 +177,5 @@ def E2AiPOD(
         lower=made.lower,
         adjoint=adjoint,
         upper=Periodic(steps=upper.steps, lr=upper.lr, optimizer=upper.optimizer),
+        estimator=made.estimator,
     )

@@ -32,6 +32,7 @@ def common_parts(solver: Any, problem: Bilevel, state: State) -> State:
         counts=marked(state.counts, False),
         watch=state.watch.common(x=x, y=y),
         moves=None if moves is None else (marked(moves[0], x), marked(moves[1], y)),
+        estimates=marked(state.estimates, False),
     )
 
 

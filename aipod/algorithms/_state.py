@@ -18,6 +18,7 @@ class State(eqx.Module):
     - `counts`: what they spent, since `solve` last moved it into the ledger.
     - `watch`: what was seen of the convergence.
     - `moves`: the last move of x and of y, for upper slots that need it.
+    - `estimates`: what the estimators of the three slots keep, and how many draws were made.
 
     !!! example
         ```python
@@ -37,3 +38,4 @@ class State(eqx.Module):
     counts: Counts
     watch: PackedWatch
     moves: tuple[PyTree, PyTree] | None = None
+    estimates: PyTree = None

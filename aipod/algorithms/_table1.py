@@ -15,6 +15,7 @@ from aipod.algorithms._paper import AiPOD
 from aipod.algorithms._variants import variant_of
 from aipod.problem import Scope
 from aipod.slots.adjoint import Direct, PerturbedLower, SimultaneousAdjoint
+from aipod.slots.estimators import AbstractEstimator, Estimators
 from aipod.slots.lower import AugmentedLagrangian, GrowingSGD, SimultaneousLower
 from aipod.slots.upper import DifferenceStep, EveryStep, paced_unless
 from aipod.stepsize import Curvature, StepSize, check_positive
@@ -40,7 +41,7 @@ def ALSET(*, adjoint_steps: int = 10, **arguments: Any) -> Alternating:
     return dataclasses.replace(made, scope=Scope("ALSET", upper=False, lower=False))
 
 
-@variant_of(AiPOD, without=("lower_steps",))
+@variant_of(AiPOD, without=("lower_steps", "estimator"))
 def BSA(
     *, growth: float = 0.5, decay: float = 0.0, adjoint_steps: int = 10, **arguments: Any
 ) -> Alternating:
@@ -67,7 +68,7 @@ def BSA(
     return dataclasses.replace(made, lower=lower, scope=scope)
 
 
-@variant_of(AiPOD, without=("adjoint_random",))
+@variant_of(AiPOD, without=("adjoint_random", "estimator"))
 def StocBiO(*, batch: int = 16, adjoint_steps: int = 10, **arguments: Any) -> Alternating:
     """stocBiO (Ji, Yang and Liang, ICML 2021): constant steps, and batches that make noise small.
 
@@ -117,6 +118,8 @@ def SOBA(
     upper_lr: StepSize | None = None,
     lower_lr: StepSize = Curvature(),
     adjoint_lr: StepSize = Curvature(),
+    shared: bool = False,
+    estimator: AbstractEstimator | Estimators | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
     """SOBA (Dagreou, Ablin, Vaiter and Moreau, NeurIPS 2022): one step of y, z and x at once.
@@ -129,6 +132,8 @@ def SOBA(
     **Arguments:**
 
     - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [rho]: step sizes.
+    - `shared`: one batch of each level for all three, four derivatives in place of five.
+    - `estimator`: how derivatives are estimated, such as `aipod.SAGA()`.
     - `upper_optimizer`: an `optax.GradientTransformation` in place of `upper_lr`.
 
     !!! example
@@ -141,6 +146,8 @@ def SOBA(
         adjoint=SimultaneousAdjoint(adjoint_lr),
         upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
         scope=Scope("SOBA", upper=False, lower=False),
+        estimator=estimator,
+        shared=shared,
     )
 
 

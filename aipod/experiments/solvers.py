@@ -85,6 +85,13 @@ ARGUMENTS = {
     "penalty": Argument(values.number, "σ", "weight of the constraint on y in a Lagrangian"),
     "tolerance": Argument(values.number, "", "how exactly a Lagrangian solves for y"),
     "perturbation": Argument(values.number, "", "how much of f is mixed into g, for differences"),
+    "shared": Argument(values.flag, "", "one batch of each level for all of a step (SOBA)"),
+    "estimator": Argument(
+        values.choice(*values.ESTIMATORS),
+        "",
+        "how derivatives are estimated from minibatches of a finite sum",
+        values.make_estimator,
+    ),
     "upper_optimizer": Argument(
         values.optimizer,
         "",

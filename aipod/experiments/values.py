@@ -11,11 +11,15 @@ import jax.numpy as jnp
 import optax
 
 from aipod.slots import restarted_momentum
+from aipod.slots.estimators import SAGA, SARAH, STORM, LooplessSVRG
 from aipod.slots.upper import fading_adam, paced_adam
 from aipod.stepsize import Curvature
 
 # The largest 32-bit integer, which is JAX's default.
 LARGEST = 2**31 - 1
+
+# The estimators of derivatives, by their names in the command.
+ESTIMATORS: dict[str, Any] = {"saga": SAGA, "svrg": LooplessSVRG, "sarah": SARAH, "storm": STORM}
 
 # The values that a configuration file can hold.
 Plain = bool | int | float | str
@@ -111,6 +115,10 @@ _OWN_OPTIMIZERS: dict[str, Any] = {
     "fading_adam": fading_adam,
     "restarted_momentum": restarted_momentum,
 }
+
+
+def make_estimator(value: Plain, name: str) -> Any:
+    return ESTIMATORS[str(value)]()
 
 
 def make_optimizer(value: Plain, name: str) -> Any:

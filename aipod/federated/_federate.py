@@ -232,6 +232,7 @@ def federate(
     participation: float = 1.0,
     chosen: str = "round",
     upper_set: AbstractSet | None = None,
+    epochs: bool = False,
     graph: Any = None,
 ) -> Bilevel:
     """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
@@ -252,6 +253,8 @@ def federate(
         methods that have several rounds in one; see `Consensus`.
     - `upper_set`: a set that the common x must lie in, such as `aipod.Simplex()`; projecting on it
         costs no round.
+    - `epochs`: each client visits every one of its examples once before the next time; see
+        `aipod.Minibatches`.
     - `graph`: the links between clients, where there is no server: both sets are then
         `aipod.Gossip(graph)`, and `participation` is the share of the links that work in a round.
         A `Gossip`, or a graph as it takes them, such as "ring".
@@ -265,7 +268,7 @@ def federate(
     samples = []
     for name, data in (("upper_data", upper_data), ("lower_data", lower_data)):
         stacked, counts = _stack(data, name)
-        samples.append(ClientMinibatches(stacked, batch_size, counts=counts))
+        samples.append(ClientMinibatches(stacked, batch_size, counts=counts, epochs=epochs))
     clients = {one.clients for one in samples}
     if len(clients) != 1:
         raise ValueError(

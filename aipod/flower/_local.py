@@ -145,6 +145,10 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
     if not isinstance(problem.upper_set, Consensus):
         raise ValueError("over a network x cannot be kept in a set yet: leave upper_set out.")
     samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
+    if any(source.epochs for source in samples):
+        raise ValueError(
+            "over a network clients draw with replacement: leave epochs out of federate(...)."
+        )
     consensus: Any = problem.lower_set
     clients = samples[0].clients
     if not 0 <= index < clients:
@@ -185,6 +189,11 @@ def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
     if solver.wire is not None:
         raise ValueError(
             "compression is not sent over Flower: leave compression out of the solver's arguments."
+        )
+    if solver.estimator is not None:
+        raise ValueError(
+            "an estimator keeps tables of a client's data, which a server cannot prepare: leave "
+            "estimator out of the solver's arguments, or run the federation with aipod.solve."
         )
     return solver.init(empty_problem(), *(federated.replicate(tree, 1) for tree in (x0, y0)))
 

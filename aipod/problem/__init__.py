@@ -2,7 +2,7 @@
 
 from aipod.problem._averaging import averaged as averaged
 from aipod.problem._bilevel import Bilevel as Bilevel
-from aipod.problem._client_samplers import ClientBatch as ClientBatch
+from aipod.problem._client_pieces import ClientBatch as ClientBatch
 from aipod.problem._client_samplers import ClientMinibatches as ClientMinibatches
 from aipod.problem._composite import AtX as AtX
 from aipod.problem._composite import Composite as Composite
@@ -14,6 +14,11 @@ from aipod.problem._derivatives import grad_y_upper as grad_y_upper
 from aipod.problem._derivatives import hessian_product as hessian_product
 from aipod.problem._derivatives import implicit_term as implicit_term
 from aipod.problem._noise import Noise as Noise
+from aipod.problem._pieces import clients_of as clients_of
+from aipod.problem._pieces import in_order as in_order
+from aipod.problem._pieces import pieces_of as pieces_of
+from aipod.problem._pieces import sizes_of as sizes_of
+from aipod.problem._pieces import word_of as word_of
 from aipod.problem._samplers import AbstractSampler as AbstractSampler
 from aipod.problem._samplers import Constant as Constant
 from aipod.problem._samplers import FullBatch as FullBatch

@@ -10,18 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
+from aipod.problem._client_pieces import (
+    ClientBatch,
+    client_numbers,
+    on_client_pieces,
+    pieces_of_clients,
+    sizes_of_clients,
+)
 from aipod.problem._samplers import AbstractSampler, as_data, check_batch_size, leading_length
-
-
-class ClientBatch(eqx.Module):
-    """One batch for each client, on the leading axis of `data`.
-
-    `weights`, where given, says how much each example counts in its client's loss; a client with
-    fewer examples than the axis is long has zeros at the end. Without, all count alike.
-    """
-
-    data: PyTree
-    weights: Array | None = None
 
 
 class ClientMinibatches(AbstractSampler):
@@ -32,6 +28,8 @@ class ClientMinibatches(AbstractSampler):
     - `data`: a pytree of arrays with axes (client, example, ...).
     - `batch_size`: examples of each client in a batch; None for all of them, every time.
     - `counts`: how many examples each client has, where some have fewer than the axis is long.
+    - `epochs`: visit fixed minibatches of each client in a new random order in every epoch, as
+        `Minibatches` does.
 
     !!! example
         ```python
@@ -44,9 +42,15 @@ class ClientMinibatches(AbstractSampler):
     clients: int = eqx.field(static=True)
     pool: int = eqx.field(static=True)
     per_client: int | None = eqx.field(static=True)
+    epochs: bool = eqx.field(static=True)
 
     def __init__(
-        self, data: PyTree, batch_size: int | None, *, counts: ArrayLike | None = None
+        self,
+        data: PyTree,
+        batch_size: int | None,
+        *,
+        counts: ArrayLike | None = None,
+        epochs: bool = False,
     ) -> None:
         data = as_data(data, "ClientMinibatches")
         self.clients = leading_length(data, "ClientMinibatches")
@@ -59,6 +63,7 @@ class ClientMinibatches(AbstractSampler):
         self.pool = next(iter(shapes))[1]
         self.per_client = None if batch_size is None else check_batch_size(batch_size)
         self.counts = None
+        self.epochs = epochs
         if counts is not None:
             given = np.asarray(counts)
             if given.shape != (self.clients,) or given.min() < 1 or given.max() > self.pool:
@@ -75,6 +80,24 @@ class ClientMinibatches(AbstractSampler):
     def size(self) -> int:
         """Examples in one draw, of all clients together."""
         return self.clients * (self.pool if self.per_client is None else self.per_client)
+
+    @property
+    def pieces(self) -> int:
+        """How many fixed minibatches the largest client has."""
+        return pieces_of_clients(self)
+
+    @property
+    def sizes(self) -> Array:
+        """How many fixed minibatches each client has."""
+        return sizes_of_clients(self, jnp.arange(self.clients))
+
+    def number(self, key: PRNGKeyArray, word: Array, count: Array) -> Array:
+        """For each client the fixed minibatch of its draw number `count`."""
+        return client_numbers(self, jnp.arange(self.clients), key, word, count)
+
+    def on(self, number: Array, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """function of each client's fixed minibatch, weighted as in `Minibatches`."""
+        return on_client_pieces(self, self.counts, number, function)
 
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         if self.per_client is None:
@@ -108,6 +131,7 @@ class ClientMinibatches(AbstractSampler):
             members,
             self.pool,
             self.per_client,
+            self.epochs,
         )
 
     def map(self, function: Callable[[PyTree], PyTree]) -> Self:
@@ -131,11 +155,31 @@ class CohortMinibatches(AbstractSampler):
     members: int = eqx.field(static=True)
     pool: int = eqx.field(static=True)
     per_client: int | None = eqx.field(static=True)
+    epochs: bool = eqx.field(static=True, default=False)
 
     @property
     def size(self) -> int:
         """Examples in one draw, of the cohort together."""
         return self.members * (self.pool if self.per_client is None else self.per_client)
+
+    @property
+    def pieces(self) -> int:
+        """How many fixed minibatches the largest client has."""
+        return pieces_of_clients(self)
+
+    @property
+    def sizes(self) -> Array:
+        """How many fixed minibatches each of these clients has."""
+        return sizes_of_clients(self, self.chosen)
+
+    def number(self, key: PRNGKeyArray, word: Array, count: Array) -> Array:
+        """For each of these clients the fixed minibatch of its draw number `count`."""
+        return client_numbers(self, self.chosen, key, word, count)
+
+    def on(self, number: Array, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """function of each client's fixed minibatch, weighted as in `Minibatches`."""
+        counts = None if self.counts is None else self.counts[self.chosen]
+        return on_client_pieces(self, counts, number, function)
 
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         if self.per_client is None:

@@ -18,9 +18,13 @@ from jaxtyping import Array, PyTree
 from aipod.problem._bilevel import Bilevel
 
 
-def grad_x_upper(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
-    """grad_x f(x, y; batch), y held fixed."""
-    return jax.grad(problem.upper)(x, y, batch)
+def grad_x_upper(
+    problem: Bilevel, x: PyTree, y: PyTree, batch: Any, *, follow: bool = False
+) -> PyTree:
+    """grad_x f(x, y; batch), y held fixed; with `follow`, y moves as the lower set does."""
+    if not (follow and problem.lower_set.coupled):
+        return jax.grad(problem.upper)(x, y, batch)
+    return jax.grad(lambda m: problem.upper(m, problem.lower_set.follow(y, m), batch))(x)
 
 
 def grad_y_upper(problem: Bilevel, x: PyTree, y: PyTree, batch: Any) -> PyTree:
@@ -37,11 +41,19 @@ def hessian_product(
 
 
 def implicit_term(
-    problem: Bilevel, x: PyTree, y: PyTree, z: PyTree, upper_batch: Any, lower_batch: Any
+    problem: Bilevel,
+    x: PyTree,
+    y: PyTree,
+    z: PyTree,
+    upper_batch: Any,
+    lower_batch: Any,
+    *,
+    with_upper: bool = True,
 ) -> PyTree:
     """w = -grad_xy g z + L' (grad_y f - grad_yy g z), the part of grad F that comes through y.
 
-    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does.
+    The derivative of f(., y(x)) - <grad_y g(x, y(x)), z> with y(x) moving as the set does. Not
+    `with_upper`, the part of f is left out.
     """
 
     def phi(moving: PyTree) -> Array:
@@ -49,7 +61,7 @@ def implicit_term(
         # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
         slope = jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch)
         along_z = optax.tree.vdot(slope, z)
-        if not problem.lower_set.coupled:
+        if not (with_upper and problem.lower_set.coupled):
             return -along_z
         return problem.upper(x, followed, upper_batch) - along_z
 

@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import all_finite, is_numeric
+from aipod.problem._pieces import any_piece, in_epochs, mixed, on_piece, word_of
 
 Sampler = Callable[[PRNGKeyArray], Any]
 
@@ -188,6 +189,19 @@ class FullBatch(AbstractSampler):
     def random(self) -> bool:
         return False
 
+    @property
+    def pieces(self) -> int:
+        """All data is one piece of the sum."""
+        return 1
+
+    def number(self, key: PRNGKeyArray, word: Array, count: Array) -> Array:
+        """The piece of a draw, the only one."""
+        return jnp.zeros((), jnp.int32)
+
+    def on(self, number: Array, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """The function of a piece."""
+        return function(self.data)
+
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         return self.data
 
@@ -214,6 +228,9 @@ class Minibatches(AbstractSampler):
     - `batch_size`: how many examples a batch holds.
     - `replace`: whether one batch may hold an example twice; without, a draw costs a
         permutation of the indices.
+    - `epochs`: cut the data, mixed once, into fixed minibatches, and let each loop of a solver
+        visit them in a new random order in every epoch: each example once. The order is a function
+        of the run's key and of how many draws were made, so nothing else is kept.
 
     !!! example
         ```python
@@ -224,12 +241,19 @@ class Minibatches(AbstractSampler):
     data: PyTree
     size: int = eqx.field(static=True)
     replace: bool = eqx.field(static=True)
+    epochs: bool = eqx.field(static=True)
 
-    def __init__(self, data: PyTree, batch_size: int, *, replace: bool = True) -> None:
+    def __init__(
+        self, data: PyTree, batch_size: int, *, replace: bool = True, epochs: bool = False
+    ) -> None:
         self.data = as_data(data, "Minibatches")
         self.size = check_batch_size(batch_size)
         self.replace = replace
+        self.epochs = epochs
         length = leading_length(self.data, "Minibatches")
+        if epochs:
+            self.size = min(self.size, length)
+            self.data = mixed(self.data)
         if not replace and self.size > length:
             raise ValueError(
                 f"batch_size is {self.size}, but data holds {length} examples: draw with "
@@ -240,6 +264,21 @@ class Minibatches(AbstractSampler):
     def pool(self) -> int:
         """How many examples there are to draw from."""
         return int(jnp.shape(jax.tree.leaves(self.data)[0])[0])
+
+    @property
+    def pieces(self) -> int:
+        """How many fixed minibatches the data is."""
+        return -(-self.pool // self.size)
+
+    def number(self, key: PRNGKeyArray, word: Array, count: Array) -> Array:
+        """The fixed minibatch of draw number `count`: by epochs, or any of them."""
+        if self.epochs:
+            return in_epochs(word, count, self.pieces)
+        return any_piece(word_of(key), self.pieces)
+
+    def on(self, number: Array, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """function of a fixed minibatch, weighted: its mean over all of them is that of `data`."""
+        return on_piece(self.data, self.size, number, function)
 
     def __call__(self, key: PRNGKeyArray) -> PyTree:
         if self.replace:

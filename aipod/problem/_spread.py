@@ -6,8 +6,9 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax.sharding import NamedSharding
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod.problem._pieces import in_order, pieces_of
 from aipod.problem._samplers import (
     AbstractSampler,
     Sampler,
@@ -31,6 +32,25 @@ class _SpreadBatches(AbstractSampler):
     @property
     def random(self) -> bool:
         return is_random(self.samples)
+
+    @property
+    def pieces(self) -> int | None:
+        """As the sampler that is spread."""
+        return pieces_of(self.samples)
+
+    @property
+    def epochs(self) -> bool:
+        """As the sampler that is spread."""
+        return in_order(self.samples)
+
+    def number(self, key: PRNGKeyArray, word: Array, count: Array) -> Array:
+        """As the sampler that is spread."""
+        found: Array = self.samples.number(key, word, count)
+        return found
+
+    def on(self, number: Array, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """function of a fixed minibatch that is spread."""
+        return self.samples.on(number, lambda batch: function(self._spread(batch)))
 
     def _spread(self, batch: PyTree) -> PyTree:
         devices = self.sharding.mesh.size

@@ -19,6 +19,7 @@ class Cost(eqx.Module):
     - `rounds`: communication rounds, in a federation.
     - `sent_x`, `sent_y`: vectors of the size of one client's x and y that each client sends, and
         gets back averaged, in those rounds.
+    - `memory`: what the slot's oracles returned last, where derivatives are estimated.
 
     `turn.lower_cost` and `turn.upper_cost` fill it in from projections and draws.
 
@@ -34,6 +35,15 @@ class Cost(eqx.Module):
     rounds: Array | int = 0
     sent_x: Array | int = 0
     sent_y: Array | int = 0
+    memory: Any = None
+
+    def with_samples(self, upper: Array | int, lower: Array | int) -> "Cost":
+        """With more examples of the two levels."""
+        return dataclasses.replace(
+            self,
+            upper_samples=self.upper_samples + upper,
+            lower_samples=self.lower_samples + lower,
+        )
 
 
 def rounds_of(constraint: AbstractSet, projections: Array | int) -> Array | int:

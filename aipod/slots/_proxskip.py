@@ -19,6 +19,8 @@ from aipod.sets import AbstractSet
 from aipod.slots._compression import told
 
 Gradient = Callable[[PyTree, PRNGKeyArray], PyTree]
+# The same with the memory of an estimator, which goes in and comes out; None without one.
+Oracle = Callable[[PyTree, PRNGKeyArray, Any], tuple[PyTree, Any]]
 
 
 class Skipped(NamedTuple):
@@ -29,6 +31,7 @@ class Skipped(NamedTuple):
     - `products`: for each iteration i from the second on <d_{i-1}, d_i>, d_i = gradient - r. The
         samples behind two iterations are independent, so these are free of their noise.
     - `met`: on a set with bounds the sum of their multipliers over the projections; else None.
+    - `memory`: the oracle's, after the last iteration.
     """
 
     point: PyTree
@@ -36,6 +39,7 @@ class Skipped(NamedTuple):
     projections: Array
     products: Array
     met: PyTree = None
+    memory: Any = None
 
 
 def proxskip(
@@ -52,7 +56,7 @@ def proxskip(
 ) -> tuple[PyTree, PyTree, Array]:
     """`watched_proxskip` without its products, which are then not computed."""
     return watched_proxskip(
-        gradient,
+        lambda point, key, memory: (gradient(point, key), memory),
         constraint,
         start,
         correction,
@@ -66,7 +70,7 @@ def proxskip(
 
 
 def watched_proxskip(
-    gradient: Gradient,
+    gradient: Oracle,
     constraint: AbstractSet,
     start: PyTree,
     correction: PyTree,
@@ -77,6 +81,7 @@ def watched_proxskip(
     key: PRNGKeyArray,
     watched: bool = True,
     last: bool = False,
+    memory: Any = None,
 ) -> Skipped:
     """Runs `steps` iterations.
 
@@ -94,9 +99,9 @@ def watched_proxskip(
         tosses = tosses.at[-1].set(True)
 
     def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Any, Any]) -> tuple[Any, Any]:
-        point, residual, before, met = carry
+        point, residual, before, met, memory = carry
         coin, draw_key, round_key = inputs
-        slope = gradient(point, draw_key)
+        slope, memory = gradient(point, draw_key, memory)
         ahead = local_step(slope, point, residual, lr)
         seen = product = None
         if watched:
@@ -121,42 +126,45 @@ def watched_proxskip(
 
         # One scalar coin outside vmap: a skipped projection is not computed.
         new, corrected, pushed = jax.lax.cond(coin, projected, skipped)
-        return (new, corrected, seen, pushed), product
+        return (new, corrected, seen, pushed, memory), product
 
     inputs = (tosses, keys, round_keys(key, steps))
     nothing = optax.tree.zeros_like(start) if watched else None
     unmet = None if constraint.affine else optax.tree.zeros_like(start)
-    carry, products = jax.lax.scan(body, (start, correction, nothing, unmet), inputs)
-    return Skipped(carry[0], carry[1], jnp.sum(tosses), products, carry[3])
+    carry, products = jax.lax.scan(body, (start, correction, nothing, unmet, memory), inputs)
+    return Skipped(carry[0], carry[1], jnp.sum(tosses), products, carry[3], carry[4])
 
 
 def local_steps(
-    gradient: Gradient,
+    gradient: Oracle,
     start: PyTree,
     correction: PyTree,
     *,
     lr: Array,
     steps: int,
     key: PRNGKeyArray,
-) -> tuple[PyTree, PyTree]:
+    memory: Any = None,
+) -> tuple[PyTree, PyTree, Any]:
     """`steps` iterations that all skip the projection; `settle` projects afterwards.
 
-    Returns the iterate half way, after steps // 2 of them, and the last one.
+    Returns the iterate half way, after steps // 2 of them, the last one, and the oracle's memory.
     """
     keys, count = step_keys(key, steps)[1], steps // 2
 
-    def one(point: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
-        return local_step(gradient(point, draw_key), point, correction, lr), None
+    def one(carry: tuple[PyTree, Any], draw_key: PRNGKeyArray) -> tuple[Any, None]:
+        point, memory = carry
+        slope, memory = gradient(point, draw_key, memory)
+        return (local_step(slope, point, correction, lr), memory), None
 
-    def half(point: PyTree, draw_keys: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-        point, _ = jax.lax.scan(one, point, draw_keys)
-        return point, point
+    def half(carry: tuple[PyTree, Any], draw_keys: PRNGKeyArray) -> tuple[Any, PyTree]:
+        carry, _ = jax.lax.scan(one, carry, draw_keys)
+        return carry, carry[0]
 
     # One loop of the compiled program serves both halves.
-    last, both = jax.lax.scan(half, start, keys[: 2 * count].reshape(2, count))
+    last, both = jax.lax.scan(half, (start, memory), keys[: 2 * count].reshape(2, count))
     if steps % 2:
         last, _ = one(last, keys[-1])
-    return jax.tree.map(lambda leaf: leaf[0], both), last
+    return jax.tree.map(lambda leaf: leaf[0], both), *last
 
 
 def local_step(slope: PyTree, point: PyTree, correction: PyTree, lr: Array) -> PyTree:

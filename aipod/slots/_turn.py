@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_key, subkeys
-from aipod._misc.tree import inner
+from aipod._misc.tree import axpy, inner
 from aipod.problem import (
     Bilevel,
     batch_size,
@@ -19,6 +19,7 @@ from aipod.problem import (
 )
 from aipod.sets import AbstractSet
 from aipod.slots._cost import Cost, rounds_of
+from aipod.slots._oracles import Estimation, Memories, Raw, ask
 from aipod.stepsize import Rates, StepSize
 
 
@@ -31,6 +32,8 @@ class Turn(NamedTuple):
     - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
     - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
         of a round come from `turn.round_key`.
+    - `estimation`: how derivatives are estimated; None for plain minibatches.
+    - `direct`: for the upper slot, an estimate of grad_x f at (x, y), where there is one.
     - `start`: for `settle` alone, what the outer step began with: y for the lower slot, its state
         for the adjoint.
 
@@ -51,7 +54,38 @@ class Turn(NamedTuple):
     y: PyTree
     rates: Rates
     key: PRNGKeyArray
+    estimation: Estimation | None = None
+    direct: PyTree = None
     start: PyTree = None
+
+    @property
+    def memory(self) -> Memories | None:
+        """What the estimator of this slot keeps, to be carried through a loop of oracles."""
+        return None if self.estimation is None else self.estimation.memory
+
+    @property
+    def estimated(self) -> bool:
+        """Whether derivatives come from an estimator, and not from one batch each."""
+        return self.estimation is not None and self.estimation.estimator is not None
+
+    def with_memory(self, memory: Memories | None) -> "Turn":
+        """After oracles that returned this memory."""
+        if self.estimation is None:
+            return self
+        return self._replace(estimation=self.estimation._replace(memory=memory))
+
+    @property
+    def sample_keys(self) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+        """Keys for one draw of the upper and one of the lower level."""
+        if self.estimation is not None and self.estimation.keys is not None:
+            return self.estimation.keys
+        upper, lower = subkeys(self.key, 2)
+        return upper, lower
+
+    @property
+    def shares_draws(self) -> bool:
+        """Whether all slots of the outer step use the same two batches."""
+        return self.estimation is not None and self.estimation.keys is not None
 
     @property
     def step(self) -> Array:
@@ -109,6 +143,23 @@ class Turn(NamedTuple):
 
         return product
 
+    def asked(
+        self,
+        name: str,
+        raw: Raw,
+        point: PyTree,
+        samples: Any,
+        key: PRNGKeyArray,
+        memory: Memories | None,
+    ) -> tuple[PyTree, Memories | None]:
+        """raw(point, batch), as the slot's estimator finds it, and the memory after it.
+
+        Without a memory that is the value on a batch that is drawn with the key.
+        """
+        if self.estimation is None or memory is None:
+            return raw(point, draw(samples, key)), memory
+        return ask(self.estimation, self.rates, name, raw, point, samples, key, memory)
+
     def upper_gradient_y(self, batch: Any) -> PyTree:
         """grad_y f(x, y; batch), the right-hand side of the adjoint, as a direction."""
         gradient = grad_y_upper(self.problem, self.x, self.y, batch)
@@ -120,10 +171,33 @@ class Turn(NamedTuple):
         `implicit` is w, as `AbstractUpper.update` gets it; None leaves it out. `x` is another point
         than `turn.x`.
         """
-        gradient = grad_x_upper(self.problem, self.x if x is None else x, self.y, batch)
+        gradient = self.direct
+        if gradient is None:
+            gradient = grad_x_upper(self.problem, self.x if x is None else x, self.y, batch)
+        elif x is not None:
+            # The change from turn.x, on the batch, added to the estimate there.
+            moved, here = (grad_x_upper(self.problem, at, self.y, batch) for at in (x, self.x))
+            gradient = axpy(gradient, 1.0, optax.tree.sub(moved, here))
         if implicit is not None:
             gradient = optax.tree.add(gradient, implicit)
         return self.problem.upper_set.riesz(gradient)
+
+    def direction_oracle(
+        self, implicit: PyTree | None, x: PyTree, key: PRNGKeyArray, memory: Memories | None
+    ) -> tuple[PyTree, Memories | None]:
+        """`direction` at another x on a fresh sample, estimated, and the next memory."""
+        problem, samples = self.problem, self.problem.upper_samples
+        if memory is None:
+            return self.direction(implicit, draw(samples, key), x), None
+
+        def raw(point: PyTree, batch: Any) -> PyTree:
+            here, there = point
+            return grad_x_upper(problem, here, there, batch, follow=implicit is not None)
+
+        gradient, memory = self.asked("direct", raw, (x, self.y), samples, key, memory)
+        if implicit is not None:
+            gradient = optax.tree.add(gradient, implicit)
+        return problem.upper_set.riesz(gradient), memory
 
     def promise(self, implicit: PyTree | None, batch: Any) -> tuple[Array, Array, Array]:
         """The decrease of F that the last move of x promised, that of f which came of it, and f.
@@ -154,15 +228,18 @@ class Turn(NamedTuple):
         lower_draws: Array | int = 0,
         upper_draws: Array | int = 0,
         deferred: bool = False,
+        memory: Memories | None = None,
     ) -> Cost:
         """What a lower or adjoint slot spent.
 
         Every projection is one round in a federation, and sends one vector like y. A `deferred`
-        projection shares the round at the end of the outer step.
+        projection shares the round at the end of the outer step. `memory` is what the oracles
+        returned last.
         """
         rounds = rounds_of(self.problem.lower_set, projections)
         samples = self._samples(lower_draws, upper_draws)
-        return Cost(projections, *samples, rounds=0 if deferred else rounds, sent_y=rounds)
+        rounds_now = 0 if deferred else rounds
+        return Cost(projections, *samples, rounds=rounds_now, sent_y=rounds, memory=memory)
 
     def upper_cost(
         self,
@@ -171,12 +248,16 @@ class Turn(NamedTuple):
         rounds: Array | int | None = None,
         lower_draws: Array | int = 0,
         upper_draws: Array | int = 0,
+        memory: Memories | None = None,
     ) -> Cost:
-        """What an upper slot spent; `rounds` where fewer than its projections cross clients."""
+        """What an upper slot spent; `rounds` where fewer than its projections cross clients.
+
+        `memory` is what the oracles returned last, where the slot asked them itself.
+        """
         crossing = projections if rounds is None else rounds
         sent = rounds_of(self.problem.upper_set, crossing)
         samples = self._samples(lower_draws, upper_draws)
-        return Cost(projections, *samples, rounds=sent, sent_x=sent)
+        return Cost(projections, *samples, rounds=sent, sent_x=sent, memory=memory)
 
     def _samples(
         self, lower_draws: Array | int, upper_draws: Array | int

@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.keys import subkey
 from aipod._misc.tree import axpy, cast_like, inner, scaled
 from aipod.problem import Bilevel, draw, is_random
+from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -136,6 +137,8 @@ class Neumann(AbstractAdjoint):
         def factor(n: Array, v: PyTree) -> PyTree:
             return average(n, axpy(v, -eta, product(n, v)))
 
+        if self.warm and turn.memory is not None:
+            return self._estimated(turn, state, average)
         first = average(0, turn.upper_gradient_y(upper_batch))
         if self.warm:
             return self._gone_on(turn, first, state.z, product, average)
@@ -203,6 +206,27 @@ class Neumann(AbstractAdjoint):
         # The first two vectors do not wait for each other: in a federation they share a round.
         rounds = rounds_of(lower_set, max(projections - 1, 0))
         return z, WarmSeries(z, health), dataclasses.replace(cost, rounds=rounds)
+
+    def _estimated(
+        self, turn: Turn, state: WarmSeries, average: _Along
+    ) -> tuple[PyTree, PyTree, Cost]:
+        """The warm series with estimated derivatives, always from the old z."""
+        terms, eta = self.steps - 1, turn.lr(self.lr)
+        slope_of, product_of = slope_oracle(turn, terms), hessian_oracle(turn, terms)
+        slope_keys = subkey(turn.key, 0)
+
+        def body(n: Array, carry: tuple[PyTree, Any]) -> tuple[PyTree, Any]:
+            z, memory = carry
+            slope, memory = slope_of(subkey(slope_keys, n), memory)
+            product, memory = product_of(z, subkey(turn.key, n), memory)
+            left = axpy(optax.tree.sub(slope, product), -self.damping, z)
+            return axpy(z, eta, average(n, left)), memory
+
+        z, memory = jax.lax.fori_loop(1, self.steps, body, (state.z, turn.memory))
+        health = healthy(turn.y, turn.problem.lower_set)
+        projections = 0 if self.local else terms
+        cost = turn.lower_cost(projections, lower_draws=terms, upper_draws=terms, memory=memory)
+        return z, WarmSeries(z, health), cost
 
     def _seen(self, turn: Turn, first: PyTree, before: PyTree, last: PyTree, z: PyTree) -> Health:
         """The terms left out, had they gone on to shrink as the last one did."""

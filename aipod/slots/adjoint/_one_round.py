@@ -174,29 +174,35 @@ class OneRoundAdjoint(AbstractAdjoint):
         lower_set = turn.problem.lower_set
         state = followed(lower_set, state)
         damping, lr = self._damped(state, turn.rates)
-        parts = quadratic_parts(turn, self.steps)
+        parts, memory = quadratic_parts(turn, self.steps)
 
         def dot(a: PyTree, b: PyTree) -> Array:
             return inner(a, b, per_client=lower_set.per_client)
 
-        def body(u: PyTree, key: PRNGKeyArray) -> tuple[PyTree, Any]:
-            slope, product = parts(u, key)
+        def body(carry: tuple[PyTree, Any], key: PRNGKeyArray) -> tuple[Any, Any]:
+            u, memory = carry
+            slope, product, memory = parts(u, key, memory)
             seen = dot(u, product), dot(u, u), dot(product, product)
             gradient = damped(u, slope, product, damping)
             left = optax.tree.sub(gradient, state.correction)
-            return axpy(u, -lr, left), ([dot(left, left), dot(slope, slope)], seen)
+            sizes = [dot(left, left), dot(slope, slope)]
+            return (axpy(u, -lr, left), memory), (sizes, seen)
 
         keys = step_keys(turn.key, self.steps)[1]
-        u, (sizes, seen) = jax.lax.scan(body, state.u, keys)
+        (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, memory), keys)
         raised = state.damping
-        if self.damping is None:
+        # An estimate of G u bends down where its table is old, which says nothing about G.
+        if self.damping is None and not turn.estimated:
             raised = _enough(raised, seen, lower_set, lr)
         # With noise a residual says more about the sample than about u.
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
         left, right = (size[-1] * exact for size in sizes)
         health = health_of(turn.y, lower_set, left, right, raised > state.damping)
         kept = WarmState(u, state.correction, raised, state.known, health, state.momentum)
-        cost = turn.lower_cost(1, lower_draws=self.steps, upper_draws=self.steps, deferred=True)
+        draws = 0 if turn.shares_draws else self.steps
+        cost = turn.lower_cost(
+            1, lower_draws=self.steps, upper_draws=draws, deferred=True, memory=memory
+        )
         return optax.tree.scale(-1, u), kept, cost
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:

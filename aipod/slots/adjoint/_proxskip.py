@@ -120,10 +120,11 @@ class ProxSkipAdjoint(AbstractAdjoint):
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         start = state if self.warm else warm_start(turn.y, self.damping)
         start = followed(turn.problem.lower_set, start) if self.warm else start
-        parts = quadratic_parts(turn, self.steps)
+        parts, memory = quadratic_parts(turn, self.steps)
 
-        def gradient(u: PyTree, key: PRNGKeyArray) -> PyTree:
-            return damped(u, *parts(u, key), start.damping)
+        def gradient(u: PyTree, key: PRNGKeyArray, memory: Any) -> tuple[PyTree, Any]:
+            slope, product, memory = parts(u, key, memory)
+            return damped(u, slope, product, start.damping), memory
 
         found = watched_proxskip(
             gradient,
@@ -134,12 +135,15 @@ class ProxSkipAdjoint(AbstractAdjoint):
             probability=self.prob,
             steps=self.steps,
             key=turn.key,
+            memory=memory,
         )
         kept: Any = self._seen(turn, found.products)
         if self.warm:
             kept = WarmState(found.point, found.correction, start.damping, health=kept)
-        draws = self.steps
-        cost = turn.lower_cost(found.projections, lower_draws=draws, upper_draws=draws)
+        draws = 0 if turn.shares_draws else self.steps
+        cost = turn.lower_cost(
+            found.projections, lower_draws=self.steps, upper_draws=draws, memory=found.memory
+        )
         return optax.tree.scale(-1, found.point), kept, cost
 
     def _seen(self, turn: Turn, products: Array) -> Health:

@@ -4,31 +4,39 @@ Both ProxSkip adjoints, that of E2-AiPOD and that of E3-AiPOD, descend on it.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-import jax
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import subkeys
 from aipod._misc.tree import axpy
-from aipod.problem import draw
+from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._turn import Turn
 
-Parts = Callable[[PyTree, PRNGKeyArray], tuple[PyTree, PyTree]]
+Parts = Callable[[PyTree, PRNGKeyArray, Any], tuple[PyTree, PyTree, Any]]
 
 
-def quadratic_parts(turn: Turn, draws: int) -> Parts:
-    """(u, key) -> grad_y f and G u on fresh samples, as directions of the set."""
-    upper, upper_samples = turn.problem.upper_at(turn.x, draws)
-    hessian = turn.hessian_product(draws)
+def quadratic_parts(turn: Turn, draws: int) -> tuple[Parts, Any]:
+    """(u, key, memory) -> grad_y f and G u on fresh samples, as directions, and the memory.
 
-    def parts(u: PyTree, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+    Also the memory to begin with. Where the slots share draws, grad_y f is that of the sample which
+    x sees, found once.
+    """
+    slope_of, hessian = slope_oracle(turn, draws), hessian_oracle(turn, draws)
+    memory, common = turn.memory, None
+    if turn.shares_draws:
+        common, memory = slope_of(turn.sample_keys[0], memory)
+
+    def parts(u: PyTree, key: PRNGKeyArray, memory: Any) -> tuple[PyTree, PyTree, Any]:
         upper_key, lower_key = subkeys(key, 2)
-        slope = jax.grad(upper)(turn.y, draw(upper_samples, upper_key))
-        product = hessian(u, lower_key)
-        return turn.problem.lower_set.riesz(slope), product
+        slope = common
+        if slope is None:
+            slope, memory = slope_of(upper_key, memory)
+        product, memory = hessian(u, lower_key, memory)
+        return slope, product, memory
 
-    return parts
+    return parts, memory
 
 
 def damped(u: PyTree, slope: PyTree, product: PyTree, damping: Array | float) -> PyTree:

@@ -5,9 +5,9 @@ from typing import Any
 import optax
 from jaxtyping import PyTree
 
-from aipod._misc.keys import subkeys
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import Bilevel, draw, grad_y_upper, hessian_product
+from aipod.problem import Bilevel
+from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -45,15 +45,19 @@ class SimultaneousAdjoint(AbstractAdjoint):
         return True
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, x, y = turn.problem, turn.x, turn.y
-        upper_key, lower_key = subkeys(turn.key, 2)
-        xi, phi = draw(problem.upper_samples, upper_key), draw(problem.lower_samples, lower_key)
-        slope = grad_y_upper(problem, x, y, xi)
-        product = hessian_product(lambda t: problem.lower(x, t, phi), y, state)
-        left = problem.lower_set.riesz(optax.tree.sub(product, slope))
-        projections, draws = settles(problem.lower_set), {"lower_draws": 1, "upper_draws": 1}
-        cost = turn.lower_cost(projections, **draws, deferred=True)
-        return state, axpy(state, -turn.lr(self.lr), left), cost
+        upper_key, lower_key = turn.sample_keys
+        slope, memory = slope_oracle(turn)(upper_key, turn.memory)
+        product, memory = hessian_oracle(turn)(state, lower_key, memory)
+        new = axpy(state, -turn.lr(self.lr), optax.tree.sub(product, slope))
+        cost = turn.lower_cost(
+            settles(turn.problem.lower_set),
+            lower_draws=1,
+            # A shared batch of the upper level is the one that x sees.
+            upper_draws=0 if turn.shares_draws else 1,
+            deferred=True,
+            memory=memory,
+        )
+        return state, new, cost
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:
         if not settles(turn.problem.lower_set):

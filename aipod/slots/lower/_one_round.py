@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import axpy
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
+from aipod.slots._asking import lower_oracle
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
@@ -138,18 +139,20 @@ class OneRound(AbstractLower):
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        middle, end = local_steps(
-            turn.lower_gradient(self.steps),
+        middle, end, memory = local_steps(
+            lower_oracle(turn, self.steps),
             turn.y,
             state.correction,
             lr=self._lr(state, turn.rates),
             steps=self.steps,
             key=turn.key,
+            memory=turn.memory,
         )
         if self._tempered:
             agreed = agreement(turn.problem.lower_set, turn.y, middle, end)
             state = dataclasses.replace(state, agreement=agreed.astype(state.share.dtype))
-        return end, state, turn.lower_cost(1, lower_draws=self.steps, deferred=True)
+        cost = turn.lower_cost(1, lower_draws=self.steps, deferred=True, memory=memory)
+        return end, state, cost
 
     def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
         lr, lower_set, facing = self._lr(state, turn.rates), turn.lower_set, state.facing

@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from aipod._misc.keys import round_keys
 from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel
+from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import nothing_faced, on_face
 from aipod.slots._proxskip import step_keys
@@ -59,25 +60,31 @@ class ProjectedSGD(AbstractLower):
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set = turn.lr(self.lr), turn.lower_set
-        gradient = turn.lower_gradient(self.steps)
-        cost = turn.lower_cost(self.steps, lower_draws=self.steps)
+        gradient = lower_oracle(turn, self.steps)
 
-        def bounded(carry: tuple[PyTree, PyTree], key: PRNGKeyArray) -> tuple[Any, None]:
-            point, total = carry
-            landed, met = lower_set.land(axpy(point, -lr, gradient(point, key)))
-            return (cast_like(landed, point), axpy(total, 1 / lr, met)), None
+        def bounded(carry: tuple[PyTree, ...], key: PRNGKeyArray) -> tuple[Any, None]:
+            point, total, memory = carry
+            slope, memory = gradient(point, key, memory)
+            landed, met = lower_set.land(axpy(point, -lr, slope))
+            return (cast_like(landed, point), axpy(total, 1 / lr, met), memory), None
 
-        def body(point: PyTree, keys: tuple[PRNGKeyArray, PRNGKeyArray]) -> tuple[PyTree, None]:
+        def body(
+            carry: tuple[PyTree, Any], keys: tuple[PRNGKeyArray, PRNGKeyArray]
+        ) -> tuple[Any, None]:
+            point, memory = carry
             draw_key, round_key = keys
-            moved = axpy(point, -lr, gradient(point, draw_key))
-            return cast_like(lower_set.for_round(round_key).project(moved), point), None
+            slope, memory = gradient(point, draw_key, memory)
+            moved = axpy(point, -lr, slope)
+            return (cast_like(lower_set.for_round(round_key).project(moved), point), memory), None
 
         # The samples' keys are those of ProxSkip, which with p = 1 then sees the same samples.
         keys = (step_keys(turn.key, self.steps)[1], round_keys(turn.key, self.steps))
         if lower_set.affine:
-            y, _ = jax.lax.scan(body, turn.y, keys)
+            (y, memory), _ = jax.lax.scan(body, (turn.y, turn.memory), keys)
+            cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
             return y, state, cost
-        start = (turn.y, optax.tree.zeros_like(turn.y))
-        (y, met), _ = jax.lax.scan(bounded, start, keys[0])
+        start = (turn.y, optax.tree.zeros_like(turn.y), turn.memory)
+        (y, met, memory), _ = jax.lax.scan(bounded, start, keys[0])
         steps = jnp.asarray(self.steps)
+        cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
         return y, state.after(turn, y, met, self.steps, lr=lr, steps=steps), cost

@@ -8,6 +8,7 @@ import optax
 from jaxtyping import PyTree
 
 from aipod.problem import Bilevel
+from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
 from aipod.slots._proxskip import watched_proxskip
@@ -90,7 +91,7 @@ class ProxSkip(AbstractLower):
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, facing = turn.lr(self.lr), state.facing
         found = watched_proxskip(
-            turn.lower_gradient(self.steps),
+            lower_oracle(turn, self.steps),
             turn.lower_set,
             turn.y,
             state.correction,
@@ -101,10 +102,11 @@ class ProxSkip(AbstractLower):
             # Who was absent must be able to go on from what the others have found.
             last=turn.problem.lower_set.cohorts,
             watched=False,
+            memory=turn.memory,
         )
         if found.met is not None:
             y, made = found.point, found.projections
             steps = jnp.maximum(self.steps, 1 / self.prob)
             facing = facing.after(turn, y, found.met, made, lr=lr, steps=steps)
-        cost = turn.lower_cost(found.projections, lower_draws=self.steps)
+        cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
         return found.point, ProxSkipState(found.correction, facing), cost

@@ -1,11 +1,11 @@
 """SOBA's step on y."""
 
-import jax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import Bilevel, draw
+from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
+from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import refuse_bounds
 from aipod.slots._turn import Turn
@@ -46,12 +46,16 @@ class SimultaneousLower(AbstractLower):
         return True
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem = turn.problem
-        batch = draw(problem.lower_samples, turn.key)
-        gradient = jax.grad(problem.lower, argnums=1)(turn.x, state, batch)
-        gradient = problem.lower_set.riesz(gradient)
-        cost = turn.lower_cost(settles(problem.lower_set), lower_draws=1, deferred=True)
-        return state, axpy(state, -turn.lr(self.lr), gradient), cost
+        # Where draws are not shared, the key is the slot's own.
+        key = turn.sample_keys[1] if turn.shares_draws else turn.key
+        gradient, memory = lower_oracle(turn)(state, key, turn.memory)
+        moved = axpy(state, -turn.lr(self.lr), gradient)
+        projections = settles(turn.problem.lower_set)
+        return (
+            state,
+            moved,
+            turn.lower_cost(projections, lower_draws=1, deferred=True, memory=memory),
+        )
 
     def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
         if not settles(turn.problem.lower_set):

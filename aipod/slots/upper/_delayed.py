@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import Bilevel, draw
+from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
@@ -115,15 +115,16 @@ class Delayed(AbstractUpper):
             return next_alone(*how, slope, implicit, batch, state)
         lr = step_between(turn, self.lr, self.steps, implicit, batch)
 
-        def body(total: PyTree, draw_key: PRNGKeyArray) -> tuple[PyTree, None]:
-            sample = draw(problem.upper_samples, draw_key)
-            slope = turn.direction(implicit, sample, axpy(x, -lr, total))
-            return optax.tree.add(total, slope), None
+        def body(carry: tuple[PyTree, Any], draw_key: PRNGKeyArray) -> tuple[Any, None]:
+            total, memory = carry
+            moved = axpy(x, -lr, total)
+            slope, memory = turn.direction_oracle(implicit, moved, draw_key, memory)
+            return (optax.tree.add(total, slope), memory), None
 
         # xi_0 is the sample of w, as in AiPOD; the later steps draw their own.
-        total = turn.direction(implicit, batch)
+        total, memory = turn.direction(implicit, batch), turn.memory
         if self.steps > 1:
-            total, _ = jax.lax.scan(body, total, turn.keys(self.steps)[1:])
+            (total, memory), _ = jax.lax.scan(body, (total, memory), turn.keys(self.steps)[1:])
         upper_set = problem.upper_set.for_round(turn.round_key)
         draws = self.steps - 1
         if self.lr is None and self.optimizer is not None:
@@ -132,15 +133,19 @@ class Delayed(AbstractUpper):
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, problem.upper_set, along, x, new)
             kept = UpperState(own, seen, length=next_length(length, along, x, new))
-            return new, kept, turn.upper_cost(2, rounds=1, upper_draws=draws)
+            return new, kept, turn.upper_cost(2, rounds=1, upper_draws=draws, memory=memory)
         landed = cast_like(upper_set.project(axpy(x, -lr, total)), x)
         length = lr * self.steps
         if self.optimizer is not None:
             along = optax.tree.sub(x, landed)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, problem.upper_set, along, x, new, length)
-            return new, UpperState(own, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
-        cost = turn.upper_cost(1, upper_draws=draws)
+            return (
+                new,
+                UpperState(own, seen),
+                turn.upper_cost(2, rounds=1, upper_draws=draws, memory=memory),
+            )
+        cost = turn.upper_cost(1, upper_draws=draws, memory=memory)
         seen = by_difference(state.seen, x, landed, length)
         if isinstance(self.delta, float | int) and self.delta == 1:
             return landed, UpperState(None, seen), cost
@@ -149,7 +154,11 @@ class Delayed(AbstractUpper):
             # and keeps the fixed points.
             further = axpy(x, self.delta, optax.tree.sub(landed, x))
             new = cast_like(upper_set.project(further), x)
-            return new, UpperState(None, seen), turn.upper_cost(2, rounds=1, upper_draws=draws)
+            return (
+                new,
+                UpperState(None, seen),
+                turn.upper_cost(2, rounds=1, upper_draws=draws, memory=memory),
+            )
         # The difference lies in the tangent space but for rounding. Left as it is, every step would
         # multiply the error off the set by 1 - delta: for delta above 2 a long run ends in NaN.
         along = optax.tree.sub(landed, x)

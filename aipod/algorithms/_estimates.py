@@ -1,0 +1,137 @@
+"""What estimators keep from one outer step to the next, and the hypergradient that they give."""
+
+import dataclasses
+from typing import Any
+
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from aipod._misc.keys import as_key, hash32
+from aipod.problem import Bilevel, grad_x_upper, implicit_term, in_order
+from aipod.slots._oracles import Estimation, Memories, first_memory, words_of
+from aipod.slots._turn import Turn
+from aipod.slots.estimators import Estimators, for_each
+
+# Of the lower, the adjoint and the upper slot.
+Estimates = tuple[Memories, Memories, Memories]
+
+
+def check_estimates(estimator: Any, batch: int) -> None:
+    """Raises `ValueError` unless a solver can have this estimator."""
+    for_each(estimator)
+    if estimator is not None and batch > 1:
+        raise ValueError(
+            f"estimator goes with batch=1, not with batch={batch}: leave batch out, and make the "
+            "batches of the samplers larger."
+        )
+
+
+def first_estimates(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Estimates | None:
+    """Before the first step; None where no slot keeps anything."""
+    upper, lower = problem.upper_samples, problem.lower_samples
+    if solver.estimator is None and not (in_order(upper) or in_order(lower)):
+        return None
+    each: Estimators = for_each(solver.estimator)
+    return (
+        {"gradient": first_memory(each.lower, lower, y, (x, y))},
+        {
+            "product": first_memory(each.adjoint, lower, y, (x, y, y)),
+            "slope": first_memory(each.adjoint, upper, y, (x, y)),
+        },
+        {
+            "implicit": first_memory(each.upper, lower, x, (x, y, y)),
+            "direct": first_memory(each.upper, upper, x, (x, y)),
+        },
+    )
+
+
+def estimation_of(
+    solver: Any, estimates: Estimates | None, key: PRNGKeyArray, keys: Any
+) -> tuple[Estimation | None, Estimation | None, Estimation | None]:
+    """How each slot estimates in an outer step.
+
+    `keys`: of the samples of the upper and the lower level that x sees.
+    """
+    if estimates is None and not solver.shared:
+        return None, None, None
+    each = for_each(solver.estimator)
+    estimators = (each.lower, each.adjoint, each.upper)
+    words = words_of(as_key(key))
+
+    def own(slot: int) -> tuple[Array, Array]:
+        # Slots that share draws visit the data in the same order, others each in their own.
+        upper, lower = words
+        return words if solver.shared else (hash32(upper + slot), hash32(lower + slot))
+
+    lower, adjoint, upper = (
+        Estimation(
+            estimators[slot],
+            None if estimates is None else estimates[slot],
+            own(slot),
+            keys if solver.shared else None,
+        )
+        for slot in range(3)
+    )
+    return lower, adjoint, upper
+
+
+def kept_memory(slot: Any, estimation: Estimation | None, memory: Any) -> Any:
+    """What a slot's cost brings back; `ValueError` for a slot that does not take the estimator."""
+    if estimation is None or memory is not None:
+        return memory
+    if estimation.estimator is not None:
+        raise ValueError(
+            f"{type(slot).__name__} takes no estimator here: use a slot that does (ProjectedSGD, "
+            "ProxSkip, OneRound and SimultaneousLower; OneRoundAdjoint, ProxSkipAdjoint, "
+            "SimultaneousAdjoint and Neumann with warm=True, which AiPOD and EAiPOD have where "
+            "adjoint_steps is not given), or aipod.Estimators for the other slots alone."
+        )
+    return estimation.memory
+
+
+def next_estimates(
+    solver: Any, turn: Turn, estimations: tuple[Any, Any, Any], costs: tuple[Any, Any, Any]
+) -> Estimates | None:
+    """What is kept after an outer step, from what the slots' costs bring back."""
+    lower, adjoint = (
+        kept_memory(slot, estimation, cost.memory)
+        for slot, estimation, cost in zip(
+            (solver.lower, solver.adjoint), estimations[:2], costs[:2], strict=True
+        )
+    )
+    upper: Any = turn.memory if costs[2].memory is None else costs[2].memory
+    if solver.shared:
+        # The adjoint's next sample of the upper level is the next one of x.
+        slope = dataclasses.replace(adjoint["slope"], count=upper["direct"].count)
+        adjoint = adjoint | {"slope": slope}
+    return lower, adjoint, upper
+
+
+def estimated_hypergradient(
+    turn: Turn, z: PyTree, keys: tuple[PRNGKeyArray, PRNGKeyArray], *, nested: bool
+) -> tuple[Turn, PyTree, Any]:
+    """A turn with grad_x f estimated, the estimate of w, and the memory after both.
+
+    Where the lower set moves with x, w has a part of f. It is counted with grad_x f here, since
+    both are of the upper level's samples.
+    """
+    problem, x, y = turn.problem, turn.x, turn.y
+
+    def of_upper(point: PyTree, batch: Any) -> PyTree:
+        here, there = point
+        return grad_x_upper(problem, here, there, batch, follow=nested)
+
+    def of_lower(point: PyTree, batch: Any) -> PyTree:
+        here, there, along = point
+        return implicit_term(problem, here, there, along, None, batch, with_upper=False)
+
+    upper_key, lower_key = keys
+    memory = turn.memory
+    direct, memory = turn.asked(
+        "direct", of_upper, (x, y), problem.upper_samples, upper_key, memory
+    )
+    implicit = None
+    if nested:
+        implicit, memory = turn.asked(
+            "implicit", of_lower, (x, y, z), problem.lower_samples, lower_key, memory
+        )
+    return turn._replace(direct=direct), implicit, memory

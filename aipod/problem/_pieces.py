@@ -1,0 +1,121 @@
+"""Finite sums in fixed minibatches, and the order in which epochs visit them.
+
+Data of n examples in batches of b are ceil(n / b) pieces. The objective over all data is the mean
+of the pieces' objectives, each weighted by how many examples it has; so a table with one row for
+each piece, or a visit of each piece once, sees every example with the same weight.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
+
+from aipod._misc.keys import hash32
+
+# Rounds of `shuffled`. After a rotation every place is equally likely; each round then halves what
+# is left of the order.
+_ROUNDS = 16
+_GOLDEN = 0x9E3779B9
+_SECOND = 0x85EBCA6B
+
+
+def shuffled(place: ArrayLike, size: ArrayLike, word: ArrayLike) -> Array:
+    """Where `place` goes in a pseudo-random permutation of range(size) that the word chooses.
+
+    Exactly a permutation for every size, computed for one place at a time and without memory: the
+    "swap or not" shuffle (Hoang, Morris and Rogaway, CRYPTO 2012).
+    """
+    size, word = jnp.asarray(size, jnp.uint32), jnp.asarray(word, jnp.uint32)
+    place = (jnp.asarray(place, jnp.uint32) + hash32(word) % size) % size
+    for step in range(1, _ROUNDS + 1):
+        key = hash32(word + jnp.uint32(step * _GOLDEN % 2**32))
+        other = (key % size + size - place) % size
+        larger = jnp.maximum(place, other)
+        swap = hash32(key ^ (larger * jnp.uint32(_SECOND))) >> 31
+        place = jnp.where(swap == 1, other, place)
+    return place.astype(jnp.int32)
+
+
+def in_epochs(word: Array, count: Array, size: ArrayLike) -> Array:
+    """The piece that draw number `count` visits: each of them once in every `size` draws."""
+    size = jnp.asarray(size, jnp.int32)
+    epoch = (count // size).astype(jnp.uint32)
+    return shuffled(count % size, size, hash32(word + (epoch + 1) * jnp.uint32(_SECOND)))
+
+
+def word_of(key: PRNGKeyArray) -> Array:
+    """A 32-bit word that stands for a key."""
+    words = jax.random.key_data(key)
+    return hash32(words[..., 0] ^ hash32(words[..., -1]))
+
+
+def client_words(word: Array, clients: Array) -> Array:
+    """A word for each client, which does not depend on who else is there."""
+    return hash32(word + (clients.astype(jnp.uint32) + 1) * jnp.uint32(_GOLDEN))
+
+
+def any_piece(word: Array, size: ArrayLike) -> Array:
+    """One of `size` pieces, all equally likely."""
+    return (hash32(word) % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
+
+
+def mixed(data: PyTree) -> PyTree:
+    """The examples in another order, always the same one, so that pieces are alike."""
+    length = jax.tree.leaves(data)[0].shape[0]
+    order = np.random.default_rng(0).permutation(length)
+    return jax.tree.map(lambda leaf: leaf[order], data)
+
+
+def on_piece(data: PyTree, size: int, number: Array, function: Callable[[Any], PyTree]) -> PyTree:
+    """function of piece `number`, weighted so that its mean over all pieces is that of the data.
+
+    The last piece may be smaller. Its function is then another program, chosen by a condition.
+    """
+    length = jax.tree.leaves(data)[0].shape[0]
+    size = min(size, length)
+    pieces = -(-length // size)
+    rest = length - (pieces - 1) * size
+
+    def cut(start: Array | int, count: int) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, count), data)
+
+    if pieces == 1:
+        return function(data)
+    if rest == size:
+        return function(cut(number * size, size))
+
+    def weighted(batch: PyTree, count: int) -> PyTree:
+        share = count * pieces / length
+        return jax.tree.map(lambda leaf: (share * leaf).astype(leaf.dtype), function(batch))
+
+    return jax.lax.cond(
+        number < pieces - 1,
+        lambda: weighted(cut(number * size, size), size),
+        lambda: weighted(cut((pieces - 1) * size, rest), rest),
+    )
+
+
+def pieces_of(samples: Any) -> int | None:
+    """How many pieces the data of a sampler has; None where it is not known as a finite sum."""
+    if samples is None:
+        return 1
+    found = getattr(samples, "pieces", None)
+    return None if found is None else int(found)
+
+
+def sizes_of(samples: Any) -> Array | int | None:
+    """The same, for each client where there are clients."""
+    return getattr(samples, "sizes", pieces_of(samples))
+
+
+def in_order(samples: Any) -> bool:
+    """Whether a sampler visits its pieces in epochs."""
+    return bool(getattr(samples, "epochs", False))
+
+
+def clients_of(samples: Any) -> bool:
+    """Whether a sampler draws a batch for each client."""
+    return hasattr(samples, "clients")

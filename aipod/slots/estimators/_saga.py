@@ -1,0 +1,87 @@
+"""SAGA: a table of the last derivative of every fixed minibatch."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, beside, drift
+
+
+class _Table(eqx.Module):
+    """One row for each fixed minibatch, and the mean of the rows."""
+
+    rows: PyTree
+    mean: PyTree
+
+
+class SAGA(AbstractEstimator):
+    """The newest derivative of one minibatch, with the last ones of all (Defazio et al., 2014).
+
+        d = g_i(point) - T_i + mean(T),   then   T_i <- g_i(point)
+
+    with i the minibatch that was drawn out of m and T a table of m rows, 0 at first. Unbiased for
+    every table where i is drawn uniformly; where the iterates converge, so do the rows, and the
+    variance goes to 0. One derivative in a draw, m times the memory of a point. The table is
+    updated in place: a step does not copy it. With `batch_size=1` it has a row for each example.
+
+    !!! example
+        ```python
+        solver = aipod.E3AiPOD(estimator=aipod.SAGA(), upper_lr=0.1)
+        ```
+    """
+
+    def init(self, like: PyTree, point: PyTree, pieces: int, by_client: bool) -> PyTree:
+        def rows(leaf: Array) -> Array:
+            shape = leaf.shape
+            shape = (shape[0], pieces, *shape[1:]) if by_client else (pieces, *shape)
+            return jnp.zeros(shape, leaf.dtype)
+
+        return _Table(jax.tree.map(rows, like), optax.tree.zeros_like(like))
+
+    def estimate(self, oracle: Oracle, point: PyTree, memory: PyTree) -> Estimate:
+        new, number = oracle.drawn(point), oracle.number
+        if number is None:
+            raise ValueError("SAGA needs the number of the minibatch that was drawn.")
+        # A condition that always holds keeps XLA from reading the row where it is used, after it
+        # has been written: for that it would copy the whole table in every step.
+        old = jax.lax.cond(
+            jnp.all(number >= 0),
+            lambda: jax.tree.map(lambda rows: _row(rows, number), memory.rows),
+            lambda: optax.tree.zeros_like(memory.mean),
+        )
+        value = drift(new, old, memory.mean)
+        # Written after it was read, which the difference of 0 makes sure of.
+        fresh = jax.tree.map(lambda a, b: a + (b - b), new, old)
+        rows = jax.tree.map(lambda rows, leaf: _with_row(rows, number, leaf), memory.rows, fresh)
+        # A client with fewer minibatches than the largest has rows that stay 0 and are not counted.
+        mean = jax.tree.map(
+            lambda m, a, b: (m + _share(oracle, a) * (a - b)).astype(m.dtype), memory.mean, new, old
+        )
+        return Estimate(value, _Table(rows, mean))
+
+    @property
+    def finite(self) -> bool:
+        return True
+
+
+def _row(rows: Array, number: Array) -> Array:
+    """The row of a minibatch; of each client its own."""
+    if number.ndim:
+        return jax.vmap(_row)(rows, number)
+    return jax.lax.dynamic_index_in_dim(rows, number, keepdims=False)
+
+
+def _with_row(rows: Array, number: Array, leaf: Array) -> Array:
+    """The table with this row in place of the old one."""
+    leaf = leaf.astype(rows.dtype)
+    if number.ndim:
+        return rows.at[jnp.arange(number.shape[0]), number].set(leaf)
+    return jax.lax.dynamic_update_index_in_dim(rows, leaf, number, 0)
+
+
+def _share(oracle: Oracle, leaf: Array) -> Array:
+    """1 / m, for each client its own."""
+    sizes = jnp.asarray(1 if oracle.sizes is None else oracle.sizes)
+    return beside(1 / sizes, leaf)
