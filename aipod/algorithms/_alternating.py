@@ -250,10 +250,10 @@ class Alternating(eqx.Module):
             estimates = next_estimates(self, turn, (for_lower, for_adjoint, for_upper), costs)
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
-        settled = self.lower.settle(turn._replace(problem=problem, start=state.y), lower)
+        settled = self.lower.settle(turn._replace(problem=problem).began(state.y), lower)
         names = ("y", "its state")
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
-        kept = self.adjoint.settle(turn._replace(start=state.adjoint), adjoint)
+        kept = self.adjoint.settle(turn.began(state.adjoint), adjoint)
         adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
         curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
         own_cost = turn.lower_cost(lower_draws=nested + looked_at, upper_draws=1)

@@ -1,5 +1,6 @@
 """What a slot is given when its turn comes in an outer step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,8 +35,6 @@ class Turn(NamedTuple):
         of a round come from `turn.round_key`.
     - `estimation`: how derivatives are estimated; None for plain minibatches.
     - `direct`: for the upper slot, an estimate of grad_x f at (x, y), where there is one.
-    - `start`: for `settle` alone, what the outer step began with: y for the lower slot, its state
-        for the adjoint.
 
     In a federation x and y have a client axis in front. A slot works on each client's part by
     itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
@@ -56,7 +55,6 @@ class Turn(NamedTuple):
     key: PRNGKeyArray
     estimation: Estimation | None = None
     direct: PyTree = None
-    start: PyTree = None
 
     @property
     def memory(self) -> Memories | None:
@@ -99,6 +97,15 @@ class Turn(NamedTuple):
         For upper slots that answer `needs_moves` with True.
         """
         return self.rates.moves
+
+    @property
+    def start(self) -> PyTree:
+        """For `settle` alone, what the outer step began with: y, or the state of the adjoint."""
+        return self.rates.start
+
+    def began(self, start: PyTree) -> "Turn":
+        """The turn with `start`."""
+        return self._replace(rates=dataclasses.replace(self.rates, start=start))
 
     @property
     def lower_set(self) -> AbstractSet:
