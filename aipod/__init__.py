@@ -36,6 +36,7 @@ from aipod.algorithms import FedBiOAcc as FedBiOAcc
 from aipod.algorithms import FedNest as FedNest
 from aipod.algorithms import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms import LFedNest as LFedNest
+from aipod.algorithms import SimFBO as SimFBO
 from aipod.algorithms import State as State
 from aipod.algorithms import StocBiO as StocBiO
 from aipod.algorithms import VRAiPOD as VRAiPOD

@@ -235,6 +235,7 @@ class Alternating(eqx.Module):
         names = ("z", "its state", "its cost")
         z, adjoint, adjoint_cost = returned(self.adjoint, "solve", found, names, (y, state.adjoint))
         nested, implicit, estimates = self.upper.needs_implicit, None, None
+        turn = turn.hearing(self.adjoint.told(adjoint))
         turn = turn._replace(key=upper_key, estimation=for_upper)
         if state.estimates is not None:
             turn, implicit, memory = estimated_hypergradient(turn, z, samples, nested=nested)
@@ -274,8 +275,7 @@ class Alternating(eqx.Module):
             curvature=estimate,
         )
         watch = state.watch.after(problem, state.step, outcome)
-        step = state.step + 1
-        new = State(new_x, y, lower, adjoint, upper, curvature, step, counts, watch)
+        new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         new = dataclasses.replace(new, estimates=estimates)
         new = unless_hasty(problem.lower_set, estimate, new, state)
         if state.moves is None:

@@ -14,6 +14,7 @@ class Scope(eqx.Module):
     - `name`: the method, for the message.
     - `upper`, `lower`: whether x and y may be constrained.
     - `stochastic`: whether the objectives may be sampled.
+    - `averages`: whether the only constraint may be that clients agree, by a server that averages.
 
     !!! example
         ```python
@@ -25,6 +26,7 @@ class Scope(eqx.Module):
     upper: bool = eqx.field(static=True, default=True)
     lower: bool = eqx.field(static=True, default=True)
     stochastic: bool = eqx.field(static=True, default=True)
+    averages: bool = eqx.field(static=True, default=False)
 
     def check(self, problem: Bilevel) -> None:
         """Raises `ValueError` when the problem is outside."""
@@ -34,6 +36,13 @@ class Scope(eqx.Module):
                 raise ValueError(
                     f"{self.name} takes no constraint on the {level} level, but {level}_set is "
                     f"{type(constraint).__name__}: use aipod.AiPOD, or leave {level}_set out."
+                )
+            averaged = constraint.together and not constraint.apart
+            if self.averages and constraint.constrained and not averaged:
+                raise ValueError(
+                    f"{self.name} takes no constraint but the agreement of clients with a server, "
+                    f"but {level}_set is {type(constraint).__name__}: use aipod.AiPOD or "
+                    f"aipod.E3AiPOD, or leave {level}_set out."
                 )
         sampled = is_random(problem.upper_samples) or is_random(problem.lower_samples)
         if sampled and not self.stochastic:

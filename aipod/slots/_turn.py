@@ -108,6 +108,15 @@ class Turn(NamedTuple):
         return self._replace(rates=dataclasses.replace(self.rates, start=start))
 
     @property
+    def told(self) -> Any:
+        """For the upper slot and for `settle`, what the adjoint slot found besides z."""
+        return self.rates.told
+
+    def hearing(self, told: PyTree) -> "Turn":
+        """The turn with `told`."""
+        return self._replace(rates=dataclasses.replace(self.rates, told=told))
+
+    @property
     def lower_set(self) -> AbstractSet:
         """The lower set at x, which loops over y project on."""
         return self.problem.lower_set.at(self.x)

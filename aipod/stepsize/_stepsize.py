@@ -54,6 +54,7 @@ class Rates(eqx.Module):
     - `moves`: the last move of x and of y, and the y after it, from which an upper slot may find
         its own pace.
     - `start`: for a slot that settles, what the outer step began with.
+    - `told`: what the adjoint slot found besides z.
     """
 
     step: Array
@@ -62,6 +63,7 @@ class Rates(eqx.Module):
     stiffer: Array | float = 1.0
     damping: Array | float = 0.0
     start: PyTree = None
+    told: PyTree = None
 
     def __call__(self, lr: StepSize | None) -> Array:
         if isinstance(lr, Curvature):

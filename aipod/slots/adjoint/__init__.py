@@ -6,6 +6,7 @@ from aipod.slots.adjoint._conjugate import solve_projected as solve_projected
 from aipod.slots.adjoint._direct import Direct as Direct
 from aipod.slots.adjoint._direct import Zero as Zero
 from aipod.slots.adjoint._health import Health as Health
+from aipod.slots.adjoint._joint import JointSteps as JointSteps
 from aipod.slots.adjoint._neumann import Neumann as Neumann
 from aipod.slots.adjoint._one_round import OneRoundAdjoint as OneRoundAdjoint
 from aipod.slots.adjoint._perturbed import PerturbedLower as PerturbedLower

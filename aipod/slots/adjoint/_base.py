@@ -95,6 +95,14 @@ class AbstractAdjoint(eqx.Module):
         """The state after the projection that was left to the end of the outer step."""
         return state
 
+    def told(self, state: PyTree) -> PyTree:
+        """What the other slots hear from this one besides z, as `turn.told`, until the step ends.
+
+        `state` is the one that `solve` has just returned. In a federation all clients must agree
+        on it.
+        """
+        return None
+
     @property
     def wire(self) -> str | None:
         """The type of the numbers that a client sends; None for their own."""

@@ -9,3 +9,4 @@ from aipod.slots.lower._proxskip import ProxSkip as ProxSkip
 from aipod.slots.lower._simultaneous import SimultaneousLower as SimultaneousLower
 from aipod.slots.lower._simultaneous import settles as settles
 from aipod.slots.lower._svrg import SVRG as SVRG
+from aipod.slots.lower._told import ToldLower as ToldLower

@@ -12,3 +12,4 @@ from aipod.slots.upper._paced import paced_adam as paced_adam
 from aipod.slots.upper._paced import paced_unless as paced_unless
 from aipod.slots.upper._periodic import Periodic as Periodic
 from aipod.slots.upper._seen import Seen as Seen
+from aipod.slots.upper._told import ToldUpper as ToldUpper

@@ -1,0 +1,69 @@
+"""Federated methods published since FedNest: SimFBO."""
+
+import optax
+
+from aipod.algorithms._alternating import Alternating
+from aipod.problem import Scope
+from aipod.slots.adjoint import JointSteps
+from aipod.slots.lower import ToldLower
+from aipod.slots.upper import ToldUpper, paced_unless
+from aipod.stepsize import Curvature, StepSize
+
+
+def SimFBO(
+    *,
+    upper_lr: StepSize | None = None,
+    lower_lr: StepSize = Curvature(),
+    adjoint_lr: StepSize = Curvature(),
+    local_steps: int = 5,
+    upper_server_lr: StepSize | None = None,
+    lower_server_lr: StepSize | None = None,
+    adjoint_server_lr: StepSize | None = None,
+    radius: float | None = None,
+    upper_optimizer: optax.GradientTransformation | None = None,
+) -> Alternating:
+    """SimFBO (Yang, Xiao and Ji, NeurIPS 2023): local steps of y, z and x at once, one round.
+
+    On client i, tau times, all three from the same (x_i, y_i, z_i), each on samples of its own:
+
+        y_i <- y_i - eta_y grad_y g_i(x_i, y_i)
+        z_i <- z_i - eta_z (grad_yy g_i(x_i, y_i) z_i - grad_y f_i(x_i, y_i))
+        x_i <- x_i - eta_x (grad_x f_i(x_i, y_i) - grad_xy g_i(x_i, y_i) z_i)
+
+    and on the server, with q the average over clients of the sum of a variable's tau directions:
+
+        y <- y - gamma_y q_y,   z <- P_r(z - gamma_z q_z),   x <- x - gamma_x q_x
+
+    where P_r(z) = min(1, r / |z|) z. Nothing corrects the drift of unlike clients: where tau > 1,
+    it stops near a solution, at a distance that shrinks with the local step sizes.
+
+    Only the paper's abstract was at hand: the equations are its published algorithm as we know it,
+    not checked against the text, with its weights of local steps all equal to 1. Then all clients
+    make tau steps, and ShroFBO, which divides each client's sum by the number of its steps, is the
+    same method. Takes federations with a server, and problems without constraints.
+
+    **Arguments:**
+
+    - `upper_lr` [eta_x], `lower_lr` [eta_y], `adjoint_lr` [eta_z]: sizes of the local steps.
+        Without `upper_lr` x is fixed in them.
+    - `local_steps` [tau]: local steps between two rounds.
+    - `upper_server_lr` [gamma_x], `lower_server_lr` [gamma_y], `adjoint_server_lr` [gamma_z]: sizes
+        of the server's steps; by default those of the local steps, which averages the variables.
+    - `radius` [r]: the largest norm of z; by default there is none.
+    - `upper_optimizer`: an Optax optimiser of q_x / tau in place of `upper_server_lr`; where there
+        is no size for x at all, `aipod.paced_adam()`. Not in the original.
+
+    !!! example
+        ```python
+        solver = aipod.SimFBO(upper_lr=0.01, lower_lr=0.05, adjoint_lr=0.05, local_steps=5)
+        ```
+    """
+    given = upper_server_lr if upper_lr is None else upper_lr
+    return Alternating(
+        lower=ToldLower(lower_lr, lower_server_lr),
+        adjoint=JointSteps(local_steps, adjoint_lr, lower_lr, upper_lr, adjoint_server_lr, radius),
+        upper=ToldUpper(
+            upper_lr, local_steps, upper_server_lr, paced_unless(given, upper_optimizer)
+        ),
+        scope=Scope("SimFBO", averages=True),
+    )

@@ -1,0 +1,150 @@
+"""SimFBO: the docstring's equations client by client in NumPy, rounds and bytes, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import aipod
+from aipod.federated import federate, replicate
+
+KEY = jax.random.key(0)
+CLIENTS, DX, DY = 3, 2, 4
+WEIGHTS = np.array([0.5, 0.3, 0.2])
+
+
+class Quadratics:
+    """Unlike clients: the sums that a client holds in one batch, and their derivatives."""
+
+    def __init__(self):
+        rng = np.random.default_rng(3)
+        root = rng.normal(size=(CLIENTS, DY, DY))
+        self.G = np.einsum("mij,mkj->mik", root, root) / DY + np.eye(DY)
+        self.B = rng.normal(size=(CLIENTS, DY, DX))
+        self.c, self.wish = rng.normal(size=(2, CLIENTS, DY))
+
+    def federation(self, **more):
+        def lower(x, y, batch):
+            G, B, c = (part[0] for part in batch)
+            return 0.5 * y @ G @ y - y @ (B @ x + c)
+
+        def upper(x, y, batch):
+            return 0.5 * jnp.sum((y - batch[0][0]) ** 2) + 0.1 * jnp.sum(x**2)
+
+        below = [tuple(a[m : m + 1] for a in (self.G, self.B, self.c)) for m in range(CLIENTS)]
+        above = [(self.wish[m : m + 1],) for m in range(CLIENTS)]
+        return federate(upper, lower, above, below, batch_size=None, **more)
+
+    def lower(self, m, x, y):
+        return self.G[m] @ y - self.B[m] @ x - self.c[m]
+
+    def adjoint(self, m, y, z):
+        return self.G[m] @ z - (y - self.wish[m])
+
+    def upper(self, m, x, z):
+        # grad_xy g = -B'.
+        return 0.2 * x + self.B[m].T @ z
+
+
+DATA = Quadratics()
+
+
+def start():
+    return replicate(jnp.full(DX, 0.3), CLIENTS), replicate(jnp.full(DY, -0.2), CLIENTS)
+
+
+def simfbo(x, y, z, *, eta, gamma, tau, radius):
+    """One outer step of the docstring; eta and gamma are those of x, y and z."""
+    q = [0.0, 0.0, 0.0]
+    for m in range(CLIENTS):
+        mine = [x, y, z]
+        for _ in range(tau):
+            a, b, c = mine
+            along = DATA.upper(m, a, c), DATA.lower(m, a, b), DATA.adjoint(m, b, c)
+            q = [s + WEIGHTS[m] * d for s, d in zip(q, along, strict=True)]
+            mine = [v - e * d for v, e, d in zip(mine, eta, along, strict=True)]
+    x, y, z = (v - g * s for v, g, s in zip((x, y, z), gamma, q, strict=True))
+    return x, y, min(1.0, radius / np.linalg.norm(z)) * z
+
+
+SERVER = {"upper_server_lr": 0.08, "lower_server_lr": 0.03, "adjoint_server_lr": 0.07}
+
+
+@pytest.mark.parametrize(
+    ("server", "radius"), [({}, 1e9), (SERVER, 1e9), (SERVER, 0.2)], ids=["mean", "server", "ball"]
+)
+def test_simfbo_client_by_client(server, radius):
+    eta, tau = (0.05, 0.1, 0.12), 3
+    solver = aipod.SimFBO(
+        upper_lr=eta[0],
+        lower_lr=eta[1],
+        adjoint_lr=eta[2],
+        local_steps=tau,
+        radius=None if radius > 1 else radius,
+        **server,
+    )
+    problem, steps = DATA.federation(weights=WEIGHTS), 4
+    state = solver.init(problem, *start())
+    x, y, z = np.full(DX, 0.3), np.full(DY, -0.2), np.zeros(DY)
+    gamma = tuple(server.values()) or eta
+    for _ in range(steps):
+        x, y, z = simfbo(x, y, z, eta=eta, gamma=gamma, tau=tau, radius=radius)
+        state = solver.step(problem, state, key=KEY)
+        for found, wanted in ((state.x, x), (state.y, y), (state.adjoint.z, z)):
+            np.testing.assert_allclose(found, np.stack([wanted] * CLIENTS), atol=1e-12)
+    assert radius > 1 or np.linalg.norm(z) == pytest.approx(radius)
+
+
+def test_simfbo_sends_everything_in_one_round():
+    """Up and down: one x, and y and z, in every outer step. Each client draws 3 tau and 2 tau."""
+    solver = aipod.SimFBO(upper_lr=0.05, lower_lr=0.1, adjoint_lr=0.1, local_steps=3)
+    ledger = aipod.solve(DATA.federation(), solver, *start(), 4, key=KEY).ledger
+    assert ledger.rounds == 4
+    assert ledger.bytes_up == ledger.bytes_down == 4 * 8 * (DX + 2 * DY)
+    assert (ledger.lower_samples, ledger.upper_samples) == (4 * 9 * CLIENTS, 4 * 6 * CLIENTS)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"upper_optimizer": optax.adam(0.02)}])
+def test_simfbo_with_steps_of_ours(arguments):
+    """One local step has no drift: curvature's steps and an optimiser reach the solution."""
+    problem = DATA.federation(weights=WEIGHTS)
+    solver = aipod.SimFBO(local_steps=1, **arguments)
+    found = aipod.solve(problem, solver, *start(), 800, key=KEY)
+    assert float(aipod.stationarity(problem, found.x, found.y)) < 1e-6
+    # The paced optimiser looks at one more batch of each level, for what its last move promised.
+    more = not arguments
+    assert found.ledger.upper_samples == 800 * (2 + more) * CLIENTS
+
+
+def test_simfbo_by_cohorts():
+    """All clients have the same x, y and z, also those who were absent."""
+    problem = DATA.federation(participation=0.67)
+    solver = aipod.SimFBO(upper_lr=0.02, lower_lr=0.1, adjoint_lr=0.1, local_steps=2)
+    found = aipod.solve(problem, solver, *start(), 30, key=KEY)
+    for leaf in jax.tree.leaves((found.x, found.y, found.state.adjoint)):
+        np.testing.assert_array_equal(leaf, np.stack([leaf[0]] * CLIENTS))
+    whole = aipod.solve(DATA.federation(), solver, *start(), 30, key=KEY)
+    assert 0.01 < float(jnp.max(jnp.abs(found.x - whole.x))) < 1.0
+    assert found.ledger.rounds == 30
+    assert found.ledger.lower_samples == 30 * 6 * 2
+
+
+def test_what_the_rivals_refuse():
+    def square(x, y, batch):
+        return jnp.sum((x - y) ** 2)
+
+    x = jnp.zeros((3, 2))
+    for solver in (aipod.SimFBO(),):
+        for sets in ((aipod.Budget(1.0),), (aipod.Free(), aipod.Budget(1.0))):
+            with pytest.raises(ValueError, match="no constraint but the agreement of clients"):
+                solver.init(aipod.Bilevel(square, square, *sets), x, x)
+        gossip = aipod.Gossip("ring", 3)
+        with pytest.raises(ValueError, match="but upper_set is Gossip"):
+            solver.init(aipod.Bilevel(square, square, gossip, gossip), x, x)
+    with pytest.raises(ValueError, match="either upper_server_lr or upper_optimizer"):
+        aipod.SimFBO(upper_server_lr=0.1, upper_optimizer=optax.adam(0.1))
+    with pytest.raises(ValueError, match=r"local_steps .* at least 1"):
+        aipod.SimFBO(local_steps=0)
+    with pytest.raises(ValueError, match=r"radius .* positive"):
+        aipod.SimFBO(radius=0.0)
