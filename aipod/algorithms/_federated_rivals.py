@@ -1,12 +1,12 @@
-"""Federated methods published since FedNest: SimFBO."""
+"""Federated methods published since FedNest: SimFBO and FedMBO."""
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.problem import Scope
-from aipod.slots.adjoint import JointSteps
-from aipod.slots.lower import ToldLower
-from aipod.slots.upper import ToldUpper, paced_unless
+from aipod.slots.adjoint import JointSteps, PassedSeries
+from aipod.slots.lower import ProjectedSGD, ToldLower
+from aipod.slots.upper import EveryStep, ToldUpper, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
 
@@ -66,4 +66,55 @@ def SimFBO(
             upper_lr, local_steps, upper_server_lr, paced_unless(given, upper_optimizer)
         ),
         scope=Scope("SimFBO", averages=True),
+    )
+
+
+def FedMBO(
+    *,
+    upper_lr: StepSize | None = None,
+    lower_lr: StepSize = Curvature(),
+    lower_steps: int = 5,
+    adjoint_steps: int = 5,
+    adjoint_lr: StepSize = Curvature(0.5),
+    adjoint_random: bool = False,
+    upper_optimizer: optax.GradientTransformation | None = None,
+) -> Alternating:
+    """FedMBO (Huang, Zhang and Ji, ICML 2023): every Hessian of a series is another client's.
+
+        y <- average of y - beta grad_y g_i(x, y)   T times
+        v_0 = grad_y f_i(x, y),   v_n = (I - eta grad_yy g_i(x, y)) v_{n-1},   n < N
+        z_i = eta sum_n v_n,   x <- x - alpha average of grad_x f_i(x, y) - grad_xy g_i(x, y) z_i
+
+    The second line runs as often at once as there are clients, and i is another client in every
+    factor and once more in the last line: no client is in two series at a time. So the mean of z_i
+    is that of the series with the average Hessian, without an average of vectors in between. In
+    the outer step there are T + N + 1 rounds.
+
+    Only the paper's abstract and a summary were at hand (minibatch steps below, parallel series,
+    clients sampled anew in every round): the equations are its published algorithm as we know it,
+    not checked against the text. Its own series has a random number of factors; that is
+    `adjoint_random=True`. With partial participation all series run, and x is moved by those that
+    end at a client of the last round: these visit clients as the series of so many sampled clients
+    do, and bytes are counted for these alone. Takes federations with a server on one device whose
+    clients have the same weight, and problems without constraints.
+
+    **Arguments:**
+
+    - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [eta]: step sizes. The last must be below
+        1 / l_g1 for the Hessian of every client.
+    - `lower_steps` [T]: steps on y, each of them a round.
+    - `adjoint_steps` [N]: terms of the series.
+    - `adjoint_random`: z_i = eta N v_{N'} with N' uniform in {0, ..., N - 1}, the same for all.
+    - `upper_optimizer`: an Optax optimiser in place of `upper_lr`. Not in the original.
+
+    !!! example
+        ```python
+        solver = aipod.FedMBO(upper_lr=0.01, lower_lr=0.05, adjoint_lr=0.05)
+        ```
+    """
+    return Alternating(
+        lower=ProjectedSGD(lr=lower_lr, steps=lower_steps),
+        adjoint=PassedSeries(adjoint_steps, adjoint_lr, adjoint_random),
+        upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
+        scope=Scope("FedMBO", averages=True),
     )

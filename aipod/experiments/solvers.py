@@ -27,6 +27,7 @@ SOLVERS = {
     "fednest": Entry("FedNest", "FedNest", "federations: variance-reduced local steps"),
     "lfednest": Entry("LFedNest", "LFedNest", "federations: the light version, all steps local"),
     "simfbo": Entry("SimFBO", "SimFBO", "federations: y, z and x at once, one round, drifting"),
+    "fedmbo": Entry("FedMBO", "FedMBO", "federations: each factor of a series is another client's"),
     "fedavg": Entry("FedAvg", "FedAvg", "federations: local steps blind to the nesting, the floor"),
     "d-soba": Entry("DSOBA", "D-SOBA", "gossip: one step of everything at once, uncorrected"),
     "sparkle": Entry("SPARKLE", "SPARKLE", "gossip: one step at a time, by exact diffusion"),

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.sets._geometry import zero_anchor
 from aipod.sets._set import AbstractSet
@@ -26,6 +26,13 @@ class AbstractAgreement(AbstractSet):
     def together(self) -> bool:
         return True
 
+    def pass_on(self, v: PyTree, key: PRNGKeyArray) -> PyTree:
+        raise ValueError(
+            f"{type(self).__name__} cannot hand a client's vector to another client, as "
+            "aipod.FedMBO needs it: use aipod.Consensus() without weights, on one device, or "
+            "another method, such as aipod.FedNest or aipod.E3AiPOD."
+        )
+
     def directions(self) -> AbstractSet:
         # A linear subspace already.
         return self
@@ -46,6 +53,12 @@ class AbstractRound(AbstractSet):
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self.base.residual(y, x)
+
+
+def permuted(v: PyTree, key: PRNGKeyArray) -> PyTree:
+    """The rows of all leaves in one random order."""
+    order = jax.random.permutation(key, jax.tree.leaves(v)[0].shape[0])
+    return jax.tree.map(lambda leaf: leaf[order], v)
 
 
 def beside(weights: Array, leaf: Array) -> Array:

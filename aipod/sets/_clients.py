@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 
 class AbstractClients(eqx.Module):
@@ -45,6 +45,13 @@ class AbstractClients(eqx.Module):
         sizes. Then `largest` and `summed` are of a client's own numbers.
         """
         return ()
+
+    def pass_on(self, v: PyTree, key: PRNGKeyArray) -> PyTree:
+        """v after each client has handed its own to another client, who is chosen with the key.
+
+        Every client gets exactly one, from a client that is uniformly random.
+        """
+        return v
 
     def heard(self, values: Array) -> Array:
         """The largest that clients know after a round of a number that each of them keeps."""

@@ -16,6 +16,7 @@ from aipod.sets._agreement import (
     AbstractRound,
     beside,
     bytes_of_one_client,
+    permuted,
 )
 from aipod.sets._inputs import (
     as_number,
@@ -110,6 +111,14 @@ class Consensus(AbstractAgreement):
         if weights is None:
             return gradient
         return self._each(lambda leaf: leaf / (leaf.shape[0] * beside(weights, leaf)), gradient)
+
+    def pass_on(self, v: PyTree, key: PRNGKeyArray) -> PyTree:
+        if self.weights is not None:
+            raise ValueError(
+                "Consensus with weights cannot hand a client's vector to another client, who is "
+                "uniformly random: leave the weights out, or use another method than aipod.FedMBO."
+            )
+        return permuted(v, key)
 
     @property
     def everyone(self) -> bool:

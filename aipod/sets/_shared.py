@@ -5,9 +5,9 @@ import dataclasses
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.sets._agreement import AbstractAgreement, beside, bytes_of_one_client
+from aipod.sets._agreement import AbstractAgreement, beside, bytes_of_one_client, permuted
 from aipod.sets._inputs import total_size
 from aipod.sets._set import AbstractSet
 from aipod.sets._types import typed_like, widened
@@ -46,6 +46,9 @@ class Shared(AbstractAgreement):
 
     def summed(self, values: Array) -> Array:
         return _over_devices(jnp.sum(values), self.axis)
+
+    def pass_on(self, v: PyTree, key: PRNGKeyArray) -> PyTree:
+        return v
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return jax.tree.map(jnp.zeros_like, y)
@@ -118,6 +121,14 @@ class Cohort(AbstractAgreement):
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
         return self.project(y)
+
+    def pass_on(self, v: PyTree, key: PRNGKeyArray) -> PyTree:
+        if self.axis is not None or self.shares is not None:
+            raise ValueError(
+                "clients of a mesh, or with weights, cannot hand a vector to one another, as "
+                "aipod.FedMBO needs it: leave the mesh and the weights out."
+            )
+        return permuted(v, key)
 
     def largest(self, values: Array) -> Array:
         if self.shares is not None and values.shape == self.shares.shape:

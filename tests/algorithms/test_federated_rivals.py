@@ -1,4 +1,4 @@
-"""SimFBO: the docstring's equations client by client in NumPy, rounds and bytes, refusals."""
+"""Federated rivals: their docstrings' equations in NumPy, rounds and bytes, refusals."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import aipod
+from aipod._misc.keys import round_key, subkey
+from aipod.algorithms._step_keys import keys_of
 from aipod.federated import federate, replicate
 
 KEY = jax.random.key(0)
@@ -130,12 +132,107 @@ def test_simfbo_by_cohorts():
     assert found.ledger.lower_samples == 30 * 6 * 2
 
 
+def fedmbo(x, y, key, *, alpha, beta, eta, steps, terms, random):
+    """One outer step of the docstring; the permutations and N' are drawn with the slot's key."""
+    clients = range(CLIENTS)
+    for _ in range(steps):
+        y = y - beta * np.mean([DATA.lower(m, x, y) for m in clients], axis=0)
+    v = [y - DATA.wish[m] for m in clients]
+    total, factors = v, terms - 1
+    if random:
+        factors = int(jax.random.randint(subkey(key, 0), (), 0, terms))
+    for n in range(1, factors + 1):
+        order = np.asarray(jax.random.permutation(round_key(key, n), CLIENTS))
+        v = [v[order[m]] - eta * DATA.G[m] @ v[order[m]] for m in clients]
+        total = [total[order[m]] + v[m] for m in clients]
+    z = [eta * terms * a for a in v] if random else [eta * a for a in total]
+    order = np.asarray(jax.random.permutation(round_key(key, terms), CLIENTS))
+    h = np.mean([DATA.upper(m, x, z[order[m]]) for m in clients], axis=0)
+    return x - alpha * h, y, factors
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["sum", "random"])
+def test_fedmbo_client_by_client(random):
+    rates = {"alpha": 0.05, "beta": 0.1, "eta": 0.12}
+    solver = aipod.FedMBO(
+        upper_lr=0.05,
+        lower_lr=0.1,
+        adjoint_lr=0.12,
+        lower_steps=2,
+        adjoint_steps=4,
+        adjoint_random=random,
+    )
+    problem = DATA.federation()
+    state = solver.init(problem, *start())
+    x, y = np.full(DX, 0.3), np.full(DY, -0.2)
+    rounds = sent = samples = 0
+    for step in range(5):
+        key = keys_of(KEY, jnp.asarray(step))[1]
+        x, y, factors = fedmbo(x, y, key, **rates, steps=2, terms=4, random=random)
+        state = solver.step(problem, state, key=KEY)
+        np.testing.assert_allclose(state.x, np.stack([x] * CLIENTS), atol=1e-12)
+        np.testing.assert_allclose(state.y, np.stack([y] * CLIENTS), atol=1e-12)
+        # Two averages of y, a handover before each factor and one after, an average of x.
+        rounds += 2 + factors + 1 + 1
+        sent += 2 + (factors + 1 if random else 1 + 2 + 2 + 1)
+        samples += CLIENTS * (2 + factors + 1)
+    counts = state.counts
+    assert (int(counts.rounds), int(counts.sent_y), int(counts.sent_x)) == (rounds, sent, 5)
+    assert (int(counts.lower_samples), int(counts.upper_samples)) == (samples, 5 * CLIENTS)
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["sum", "random"])
+def test_fedmbo_has_the_mean_of_a_series_with_the_average_hessian(random):
+    """Over permutations; the series of each client with its own Hessian alone is far from it."""
+    solver = aipod.FedMBO(
+        upper_lr=1.0,
+        lower_lr=0.1,
+        adjoint_lr=0.12,
+        lower_steps=1,
+        adjoint_steps=3,
+        adjoint_random=random,
+    )
+    problem = DATA.federation()
+    state = solver.init(problem, *start())
+    x, y = np.full(DX, 0.3), np.full(DY, -0.2)
+    y = y - 0.1 * np.mean([DATA.lower(m, x, y) for m in range(CLIENTS)], axis=0)
+
+    def moved(hessians):
+        z = []
+        for m, hessian in enumerate(hessians):
+            v = y - (DATA.wish[m] if hessian is DATA.G[m] else DATA.wish.mean(0))
+            shrink = np.eye(DY) - 0.12 * hessian
+            z.append(0.12 * (v + shrink @ v + shrink @ shrink @ v))
+        return -np.mean([DATA.upper(m, x, z[m]) for m in range(CLIENTS)], axis=0)
+
+    keys = jax.random.split(KEY, 4000)
+    step = jax.jit(jax.vmap(lambda key: solver.traced_step(problem, state, key).x[0]))
+    found = np.asarray(step(keys)) - x
+    error = np.std(found, axis=0) / np.sqrt(len(keys))
+    assert np.all(np.abs(np.mean(found, axis=0) - moved([DATA.G.mean(0)] * CLIENTS)) < 4 * error)
+    alone = np.abs(np.mean(found, axis=0) - moved(list(DATA.G)))
+    assert np.max(alone / error) > 8
+
+
+def test_fedmbo_with_some_of_the_clients():
+    solver = aipod.FedMBO(upper_lr=0.02, lower_lr=0.1, adjoint_lr=0.1, adjoint_steps=3)
+    whole, some = (
+        aipod.solve(DATA.federation(participation=share), solver, *start(), 20, key=KEY)
+        for share in (1.0, 0.67)
+    )
+    np.testing.assert_array_equal(some.x, np.stack([some.x[0]] * CLIENTS))
+    assert some.ledger.rounds == whole.ledger.rounds == 20 * (5 + 3 + 1)
+    # y 5 times, the series 1 + 2 + 1 vectors, and x.
+    assert whole.ledger.bytes_up == 20 * 8 * (DX + (5 + 4) * DY)
+    assert 0.6 < some.ledger.bytes_up / whole.ledger.bytes_up < 0.7
+
+
 def test_what_the_rivals_refuse():
     def square(x, y, batch):
         return jnp.sum((x - y) ** 2)
 
     x = jnp.zeros((3, 2))
-    for solver in (aipod.SimFBO(),):
+    for solver in (aipod.SimFBO(), aipod.FedMBO()):
         for sets in ((aipod.Budget(1.0),), (aipod.Free(), aipod.Budget(1.0))):
             with pytest.raises(ValueError, match="no constraint but the agreement of clients"):
                 solver.init(aipod.Bilevel(square, square, *sets), x, x)
@@ -148,3 +245,5 @@ def test_what_the_rivals_refuse():
         aipod.SimFBO(local_steps=0)
     with pytest.raises(ValueError, match=r"radius .* positive"):
         aipod.SimFBO(radius=0.0)
+    with pytest.raises(ValueError, match="Consensus with weights cannot hand"):
+        aipod.FedMBO().init(DATA.federation(weights=WEIGHTS), *start())

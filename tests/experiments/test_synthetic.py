@@ -145,9 +145,8 @@ def test_an_experiment_is_complete(experiment):
 
 
 # What a solver of the command accepts where it does not accept everything.
-ACCEPTED = {
-    name: {"constraints": "none"} for name in ("alset", "bsa", "stocbio", "soba", "simfbo")
-} | {
+FREE = ("alset", "bsa", "stocbio", "soba", "simfbo", "fedmbo")
+ACCEPTED = {name: {"constraints": "none"} for name in FREE} | {
     "ttsa": {"constraints": "upper"},
     "ig-al": {"constraints": "lower", "noise": 0},
     "first-order-penalty": {"noise": 0},
