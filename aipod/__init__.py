@@ -33,6 +33,7 @@ from aipod.algorithms import E3AiPOD as E3AiPOD
 from aipod.algorithms import EAiPOD as EAiPOD
 from aipod.algorithms import FedAvg as FedAvg
 from aipod.algorithms import FedBiOAcc as FedBiOAcc
+from aipod.algorithms import FedF2SA as FedF2SA
 from aipod.algorithms import FedMBO as FedMBO
 from aipod.algorithms import FedNest as FedNest
 from aipod.algorithms import FirstOrderPenalty as FirstOrderPenalty

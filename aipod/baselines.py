@@ -14,6 +14,7 @@ from aipod.algorithms import SVRB as SVRB
 from aipod.algorithms import TTSA as TTSA
 from aipod.algorithms import VRBO as VRBO
 from aipod.algorithms import FedBiOAcc as FedBiOAcc
+from aipod.algorithms import FedF2SA as FedF2SA
 from aipod.algorithms import FedMBO as FedMBO
 from aipod.algorithms import FirstOrderPenalty as FirstOrderPenalty
 from aipod.algorithms import SimFBO as SimFBO

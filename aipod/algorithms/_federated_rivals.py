@@ -1,10 +1,10 @@
-"""Federated methods published since FedNest: SimFBO and FedMBO."""
+"""Federated methods published since FedNest: SimFBO, FedMBO, and F2SA in a federation."""
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.problem import Scope
-from aipod.slots.adjoint import JointSteps, PassedSeries
+from aipod.slots.adjoint import JointSteps, PassedSeries, PenalisedSteps
 from aipod.slots.lower import ProjectedSGD, ToldLower
 from aipod.slots.upper import EveryStep, ToldUpper, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -117,4 +117,60 @@ def FedMBO(
         adjoint=PassedSeries(adjoint_steps, adjoint_lr, adjoint_random),
         upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
         scope=Scope("FedMBO", averages=True),
+    )
+
+
+def FedF2SA(
+    *,
+    upper_lr: StepSize | None = None,
+    lower_lr: StepSize = Curvature(),
+    adjoint_lr: StepSize = Curvature(),
+    local_steps: int = 5,
+    perturbation: StepSize = 0.05,
+    upper_server_lr: StepSize | None = None,
+    lower_server_lr: StepSize | None = None,
+    adjoint_server_lr: StepSize | None = None,
+    upper_optimizer: optax.GradientTransformation | None = None,
+) -> Alternating:
+    """F2SA (Kwon, Kwon, Wright and Nowak, ICML 2023) in a federation: first derivatives alone.
+
+    On client i, tau times, all three from the same (x_i, y_i, u_i), with lambda = 1 / delta:
+
+        y_i <- y_i - eta_y grad_y g_i(x_i, y_i)
+        u_i <- u_i - eta_u (grad_y g_i(x_i, u_i) + delta grad_y f_i(x_i, u_i))
+        x_i <- x_i - eta_x (grad_x f_i(x_i, u_i)
+                            + lambda (grad_x g_i(x_i, u_i) - grad_x g_i(x_i, y_i)))
+
+    and on the server, with q as in `SimFBO`, all in one round:
+
+        y <- y - gamma_y q_y,   u <- u - gamma_u q_u,   x <- x - gamma_x q_x
+
+    The paper writes z for y and y for u, has no clients, makes several steps on both before one on
+    x, and lets lambda grow: `perturbation` may be a schedule. These are its directions in SimFBO's
+    rounds. By its abstract MemFBO (Yang, Xiao, Ma and Ji, AAAI 2025) has this shape too, a single
+    loop of first-order local steps; its equations were not at hand, and this is not MemFBO. Of the
+    F2SA paper, too, only the abstract was: its directions are those we know. Here y and u share
+    their batches of g, so that noise cancels. A `Curvature` as a step size measures by products
+    with the Hessian; numbers do without. The fixed points are off by O(delta); where tau > 1
+    and clients differ, by their drift too. Takes federations with a server, and problems without
+    constraints.
+
+    **Arguments:** those of `SimFBO` but for `radius`, with u in place of z, and
+
+    - `perturbation` [delta = 1 / lambda]: a number or an Optax schedule.
+
+    !!! example
+        ```python
+        solver = aipod.FedF2SA(upper_lr=0.01, lower_lr=0.05, adjoint_lr=0.05, perturbation=0.02)
+        ```
+    """
+    given = upper_server_lr if upper_lr is None else upper_lr
+    optimizer = paced_unless(given, upper_optimizer)
+    return Alternating(
+        lower=ToldLower(lower_lr, lower_server_lr),
+        adjoint=PenalisedSteps(
+            local_steps, adjoint_lr, lower_lr, upper_lr, adjoint_server_lr, perturbation
+        ),
+        upper=ToldUpper(upper_lr, local_steps, upper_server_lr, optimizer),
+        scope=Scope("FedF2SA", averages=True),
     )

@@ -56,6 +56,11 @@ def start():
     return replicate(jnp.full(DX, 0.3), CLIENTS), replicate(jnp.full(DY, -0.2), CLIENTS)
 
 
+def same(found, wanted):
+    """For every client."""
+    np.testing.assert_allclose(found, np.stack([wanted] * CLIENTS), rtol=0, atol=1e-12)
+
+
 def simfbo(x, y, z, *, eta, gamma, tau, radius):
     """One outer step of the docstring; eta and gamma are those of x, y and z."""
     q = [0.0, 0.0, 0.0]
@@ -94,7 +99,7 @@ def test_simfbo_client_by_client(server, radius):
         x, y, z = simfbo(x, y, z, eta=eta, gamma=gamma, tau=tau, radius=radius)
         state = solver.step(problem, state, key=KEY)
         for found, wanted in ((state.x, x), (state.y, y), (state.adjoint.z, z)):
-            np.testing.assert_allclose(found, np.stack([wanted] * CLIENTS), atol=1e-12)
+            same(found, wanted)
     assert radius > 1 or np.linalg.norm(z) == pytest.approx(radius)
 
 
@@ -107,6 +112,82 @@ def test_simfbo_sends_everything_in_one_round():
     assert (ledger.lower_samples, ledger.upper_samples) == (4 * 9 * CLIENTS, 4 * 6 * CLIENTS)
 
 
+def f2sa(x, y, u, *, eta, gamma, tau, delta):
+    """One outer step of the docstring; eta and gamma are those of x, y and u."""
+    q = [0.0, 0.0, 0.0]
+    for m in range(CLIENTS):
+        mine = [x, y, u]
+        for _ in range(tau):
+            a, b, c = mine
+            # grad_x g = -B' y.
+            through = (-DATA.B[m].T @ c + DATA.B[m].T @ b) / delta
+            mixed = DATA.lower(m, a, c) + delta * (c - DATA.wish[m])
+            along = 0.2 * a + through, DATA.lower(m, a, b), mixed
+            q = [s + WEIGHTS[m] * d for s, d in zip(q, along, strict=True)]
+            mine = [v - e * d for v, e, d in zip(mine, eta, along, strict=True)]
+    return tuple(v - g * s for v, g, s in zip((x, y, u), gamma, q, strict=True))
+
+
+@pytest.mark.parametrize("server", [{}, SERVER], ids=["mean", "server"])
+def test_f2sa_client_by_client(server):
+    eta, tau = (0.05, 0.1, 0.12), 3
+    schedule = optax.linear_schedule(0.3, 0.1, 3)
+    solver = aipod.FedF2SA(
+        upper_lr=eta[0],
+        lower_lr=eta[1],
+        adjoint_lr=eta[2],
+        local_steps=tau,
+        perturbation=schedule,
+        **server,
+    )
+    problem = DATA.federation(weights=WEIGHTS)
+    state = solver.init(problem, *start())
+    x, y = np.full(DX, 0.3), np.full(DY, -0.2)
+    u, gamma = y, tuple(server.values()) or eta
+    for step in range(4):
+        delta = float(schedule(jnp.asarray(step, jnp.int32)))
+        x, y, u = f2sa(x, y, u, eta=eta, gamma=gamma, tau=tau, delta=delta)
+        state = solver.step(problem, state, key=KEY)
+        for found, wanted in ((state.x, x), (state.y, y), (state.adjoint.z, u)):
+            same(found, wanted)
+    counts = state.counts
+    # One x, and y and u, in each outer step.
+    assert (int(counts.rounds), int(counts.sent_x), int(counts.sent_y)) == (4, 4, 8)
+    samples = int(counts.lower_samples), int(counts.upper_samples)
+    assert samples == (4 * 2 * tau * CLIENTS, 4 * 2 * tau * CLIENTS)
+
+
+def test_f2sa_is_off_by_its_perturbation_and_takes_no_second_derivative():
+    problem = DATA.federation()
+    off = []
+    for delta in (0.1, 0.01):
+        solver = aipod.FedF2SA(upper_lr=0.05, local_steps=1, perturbation=delta)
+        found = aipod.solve(problem, solver, *start(), 1500, key=KEY)
+        off.append(float(aipod.stationarity(problem, found.x, found.y)) ** 0.5)
+    assert off[1] < 0.15 * off[0] < 0.1
+
+    @jax.custom_jvp
+    def first(y):
+        return jnp.sum(y**2)
+
+    @first.defjvp
+    def _(primals, tangents):
+        # Its derivative cannot be differentiated again.
+        slope = jax.lax.stop_gradient(2 * primals[0])
+        return first(*primals), jnp.vdot(slope, tangents[0])
+
+    flat = aipod.Bilevel(
+        lambda x, y, batch: jnp.sum((y - 1) ** 2) + 0.1 * jnp.sum(x**2),
+        lambda x, y, batch: first(y - x),
+    )
+    for optimizer in (None, optax.sgd(0.05)):
+        solver = aipod.FedF2SA(
+            lower_lr=0.1, adjoint_lr=0.1, perturbation=0.01, upper_optimizer=optimizer
+        )
+        x = aipod.solve(flat, solver, jnp.zeros(2), jnp.zeros(2), 600, key=KEY).x
+        np.testing.assert_allclose(x, 1 / 1.1, atol=0.02)
+
+
 @pytest.mark.parametrize("arguments", [{}, {"upper_optimizer": optax.adam(0.02)}])
 def test_simfbo_with_steps_of_ours(arguments):
     """One local step has no drift: curvature's steps and an optimiser reach the solution."""
@@ -114,7 +195,7 @@ def test_simfbo_with_steps_of_ours(arguments):
     solver = aipod.SimFBO(local_steps=1, **arguments)
     found = aipod.solve(problem, solver, *start(), 800, key=KEY)
     assert float(aipod.stationarity(problem, found.x, found.y)) < 1e-6
-    # The paced optimiser looks at one more batch of each level, for what its last move promised.
+    # The paced optimiser looks at one more batch of f, for what its last move promised.
     more = not arguments
     assert found.ledger.upper_samples == 800 * (2 + more) * CLIENTS
 
@@ -170,8 +251,8 @@ def test_fedmbo_client_by_client(random):
         key = keys_of(KEY, jnp.asarray(step))[1]
         x, y, factors = fedmbo(x, y, key, **rates, steps=2, terms=4, random=random)
         state = solver.step(problem, state, key=KEY)
-        np.testing.assert_allclose(state.x, np.stack([x] * CLIENTS), atol=1e-12)
-        np.testing.assert_allclose(state.y, np.stack([y] * CLIENTS), atol=1e-12)
+        same(state.x, x)
+        same(state.y, y)
         # Two averages of y, a handover before each factor and one after, an average of x.
         rounds += 2 + factors + 1 + 1
         sent += 2 + (factors + 1 if random else 1 + 2 + 2 + 1)
@@ -232,7 +313,7 @@ def test_what_the_rivals_refuse():
         return jnp.sum((x - y) ** 2)
 
     x = jnp.zeros((3, 2))
-    for solver in (aipod.SimFBO(), aipod.FedMBO()):
+    for solver in (aipod.SimFBO(), aipod.FedMBO(), aipod.FedF2SA()):
         for sets in ((aipod.Budget(1.0),), (aipod.Free(), aipod.Budget(1.0))):
             with pytest.raises(ValueError, match="no constraint but the agreement of clients"):
                 solver.init(aipod.Bilevel(square, square, *sets), x, x)

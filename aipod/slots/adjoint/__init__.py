@@ -10,6 +10,7 @@ from aipod.slots.adjoint._joint import JointSteps as JointSteps
 from aipod.slots.adjoint._neumann import Neumann as Neumann
 from aipod.slots.adjoint._one_round import OneRoundAdjoint as OneRoundAdjoint
 from aipod.slots.adjoint._passed import PassedSeries as PassedSeries
+from aipod.slots.adjoint._penalised import PenalisedSteps as PenalisedSteps
 from aipod.slots.adjoint._perturbed import PerturbedLower as PerturbedLower
 from aipod.slots.adjoint._proxskip import ProxSkipAdjoint as ProxSkipAdjoint
 from aipod.slots.adjoint._restarted import Restarted as Restarted

@@ -1,5 +1,6 @@
 """SimFBO's local steps: y, z and x at once, on each client by itself."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -38,6 +39,36 @@ class JointState(eqx.Module):
 
     z: PyTree
     q: Sums
+
+
+def local_rates(
+    turn: Turn, lower_lr: StepSize, adjoint_lr: StepSize, upper_lr: StepSize | None
+) -> Sums:
+    """The sizes of local steps in this outer step; without one for x, x is fixed in them."""
+    still = jnp.zeros(()) if upper_lr is None else turn.lr(upper_lr)
+    return Sums(turn.lr(lower_lr), turn.lr(adjoint_lr), still)
+
+
+def local_sums(
+    turn: Turn,
+    start: Sums,
+    rates: Sums,
+    steps: int,
+    directions: Callable[[Bilevel, Sums, PRNGKeyArray], Sums],
+) -> Sums:
+    """q after so many local steps from `start`, all along directions(problem, point, key)."""
+    problem = turn.problem
+
+    def local(totals: Sums, key: PRNGKeyArray) -> tuple[Sums, None]:
+        parts = zip(start, rates, totals, strict=True)
+        point = Sums(*(axpy(begin, -rate, total) for begin, rate, total in parts))
+        return cast_like(optax.tree.add(totals, directions(problem, point, key)), totals), None
+
+    totals, _ = jax.lax.scan(local, optax.tree.zeros_like(start), turn.keys(steps))
+    # The same clients in all three: they send their sums in one message.
+    lower, upper = (s.for_round(turn.round_key) for s in (problem.lower_set, problem.upper_set))
+    q = Sums(lower.tangent(totals.y), lower.tangent(totals.z), upper.tangent(totals.x))
+    return cast_like(q, start)
 
 
 class JointSteps(AbstractAdjoint):
@@ -113,29 +144,20 @@ class JointSteps(AbstractAdjoint):
         return Sums(riesz(slope), riesz(left), problem.upper_set.riesz(along))
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        problem, start = turn.problem, Sums(turn.y, state.z, turn.x)
-        still = jnp.zeros(()) if self.upper_lr is None else turn.lr(self.upper_lr)
-        rates = Sums(turn.lr(self.lower_lr), turn.lr(self.lr), still)
-
-        def local(totals: Sums, key: PRNGKeyArray) -> tuple[Sums, None]:
-            parts = zip(start, rates, totals, strict=True)
-            point = Sums(*(axpy(begin, -rate, total) for begin, rate, total in parts))
-            found = self._directions(problem, point, key)
-            return cast_like(optax.tree.add(totals, found), totals), None
-
-        nothing = optax.tree.zeros_like(start)
-        totals, _ = jax.lax.scan(local, nothing, turn.keys(self.steps))
-        # The same clients in all three: they send y, z and x in one message.
-        lower, upper = (s.for_round(turn.round_key) for s in (problem.lower_set, problem.upper_set))
-        q = Sums(lower.tangent(totals.y), lower.tangent(totals.z), upper.tangent(totals.x))
+        q = local_sums(
+            turn, Sums(turn.y, state.z, turn.x), self._rates(turn), self.steps, self._directions
+        )
         # One batch of the upper level is counted for every outer step already.
         cost = turn.lower_cost(
-            settles(problem.lower_set),
+            settles(turn.problem.lower_set),
             lower_draws=3 * self.steps,
             upper_draws=2 * self.steps - 1,
             deferred=True,
         )
-        return state.z, JointState(state.z, cast_like(q, state.q)), cost
+        return state.z, JointState(state.z, q), cost
+
+    def _rates(self, turn: Turn) -> Sums:
+        return local_rates(turn, self.lower_lr, self.lr, self.upper_lr)
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:
         rate = turn.lr(self.lr if self.server_lr is None else self.server_lr)

@@ -17,7 +17,7 @@ class ToldLower(AbstractLower):
 
         y <- y - gamma_y q_y
 
-    with the q_y that the adjoint slot, `JointSteps`, found in local steps of all three variables.
+    with the q_y that the adjoint slot, such as `JointSteps`, found in local steps of all variables.
 
     **Arguments:**
 

@@ -7,7 +7,7 @@ import optax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import axpy
-from aipod.problem import Bilevel
+from aipod.problem import Bilevel, grad_x_upper
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import AbstractUpper, check_moves, optimizer_step
@@ -27,7 +27,7 @@ class ToldUpper(AbstractUpper):
 
         x <- x - gamma_x q_x
 
-    with the q_x that the adjoint slot, `JointSteps`, found in tau local steps of all three
+    with the q_x that the adjoint slot, such as `JointSteps`, found in tau local steps of all three
     variables.
 
     **Arguments:**
@@ -60,8 +60,7 @@ class ToldUpper(AbstractUpper):
 
     @property
     def needs_implicit(self) -> bool:
-        # For the promise of `paced_adam` alone.
-        return self.needs_moves
+        return False
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
@@ -82,7 +81,11 @@ class ToldUpper(AbstractUpper):
             rate = turn.lr(self.lr if self.server_lr is None else self.server_lr)
             seen = by_direction(state.seen, along, rate * self.steps)
             return axpy(x, -rate, q), UpperState(None, seen), turn.upper_cost(1)
-        new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
+        through = None
+        if self.needs_moves:
+            # y is where the step began, so that what the last move promised is of q_x alone.
+            through = optax.tree.sub(along, grad_x_upper(turn.problem, x, turn.y, batch))
+        new, own = optimizer_step(turn, self.optimizer, along, state.own, through, batch)
         seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
         cost = turn.upper_cost(2, rounds=1, upper_draws=int(self.needs_moves))
         return new, UpperState(own, seen), cost
