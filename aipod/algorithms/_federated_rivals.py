@@ -171,6 +171,6 @@ def FedF2SA(
         adjoint=PenalisedSteps(
             local_steps, adjoint_lr, lower_lr, upper_lr, adjoint_server_lr, perturbation
         ),
-        upper=ToldUpper(upper_lr, local_steps, upper_server_lr, optimizer),
+        upper=ToldUpper(upper_lr, local_steps, upper_server_lr, optimizer, perturbation),
         scope=Scope("FedF2SA", averages=True),
     )

@@ -180,12 +180,13 @@ def test_f2sa_is_off_by_its_perturbation_and_takes_no_second_derivative():
         lambda x, y, batch: jnp.sum((y - 1) ** 2) + 0.1 * jnp.sum(x**2),
         lambda x, y, batch: first(y - x),
     )
-    for optimizer in (None, optax.sgd(0.05)):
+    # With its second derivative, 0 here, x would go to 0. The paced optimiser sways a little.
+    for optimizer, near in ((None, 0.1), (optax.sgd(0.05), 0.002)):
         solver = aipod.FedF2SA(
             lower_lr=0.1, adjoint_lr=0.1, perturbation=0.01, upper_optimizer=optimizer
         )
         x = aipod.solve(flat, solver, jnp.zeros(2), jnp.zeros(2), 600, key=KEY).x
-        np.testing.assert_allclose(x, 1 / 1.1, atol=0.02)
+        np.testing.assert_allclose(x, 1 / 1.1, rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"upper_optimizer": optax.adam(0.02)}])
@@ -195,9 +196,11 @@ def test_simfbo_with_steps_of_ours(arguments):
     solver = aipod.SimFBO(local_steps=1, **arguments)
     found = aipod.solve(problem, solver, *start(), 800, key=KEY)
     assert float(aipod.stationarity(problem, found.x, found.y)) < 1e-6
-    # The paced optimiser looks at one more batch of f, for what its last move promised.
+    # The paced optimiser looks at one more batch of each, for what its last move promised.
     more = not arguments
     assert found.ledger.upper_samples == 800 * (2 + more) * CLIENTS
+    # And the curvature at one in each step, at a few more in the first.
+    assert 0 <= found.ledger.lower_samples // CLIENTS - 800 * (4 + more) < 10
 
 
 def test_simfbo_by_cohorts():

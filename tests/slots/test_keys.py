@@ -78,6 +78,8 @@ SOLVERS = {
     "fednest": lambda: aipod.FedNest(
         upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, upper_steps=3, lower_steps=3
     ),
+    "simfbo": lambda: aipod.SimFBO(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, local_steps=2),
+    "fedmbo": lambda: aipod.FedMBO(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, **FEW),
     "growing": lambda: aipod.Alternating(
         aipod.GrowingSGD(lr=0.1, growth=3.0), aipod.Neumann(3, 0.1), aipod.EveryStep(lr=0.1)
     ),

@@ -93,6 +93,11 @@ def federations(mesh):
     same("e2-aipod, T = 2", *_with(federation(5), twice), mesh)
     nest = aipod.FedNest(lower_lr=0.1, adjoint_lr=0.1, upper_lr=0.05, upper_steps=2)
     same("fednest", *_with(federation(9, weighted=True), nest), mesh, 3)
+    # A row that fills up a device must not count in what a move promised.
+    single = aipod.FedF2SA(lower_lr=0.05, adjoint_lr=0.05, local_steps=2)
+    same("f2sa, paced", *_with(federation(9), single), mesh, 3)
+    with pytest.raises(ValueError, match=r"cannot hand a vector.*leave the mesh"):
+        aipod.solve(*_with(federation(9), aipod.FedMBO(upper_lr=0.1)), 1, key=KEY, mesh=mesh)
 
 
 def gossip(mesh):

@@ -3,11 +3,12 @@
 from typing import Any
 
 import equinox as eqx
+import jax
 import optax
 from jaxtyping import PyTree
 
-from aipod._misc.tree import axpy
-from aipod.problem import Bilevel, grad_x_upper
+from aipod._misc.tree import axpy, scaled
+from aipod.problem import Bilevel, draw
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import AbstractUpper, check_moves, optimizer_step
@@ -36,6 +37,7 @@ class ToldUpper(AbstractUpper):
     - `steps` [tau]: how many there are.
     - `server_lr` [gamma_x]: that of the server's step; by default eta_x.
     - `optimizer`: an `optax.GradientTransformation` of q_x / tau in place of it.
+    - `delta`: that of `PenalisedSteps`, for methods without a second derivative.
 
     !!! example
         ```python
@@ -47,6 +49,7 @@ class ToldUpper(AbstractUpper):
     steps: int = eqx.field(static=True, default=1)
     server_lr: StepSize | None = None
     optimizer: optax.GradientTransformation | None = None
+    delta: StepSize | None = None
 
     def __check_init__(self) -> None:
         check_steps(self.steps, "local_steps (tau)")
@@ -60,7 +63,8 @@ class ToldUpper(AbstractUpper):
 
     @property
     def needs_implicit(self) -> bool:
-        return False
+        # For what a move of `paced_adam` promised, alone.
+        return self.needs_moves and self.delta is None
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         own = None if self.optimizer is None else self.optimizer.init(x)
@@ -81,11 +85,19 @@ class ToldUpper(AbstractUpper):
             rate = turn.lr(self.lr if self.server_lr is None else self.server_lr)
             seen = by_direction(state.seen, along, rate * self.steps)
             return axpy(x, -rate, q), UpperState(None, seen), turn.upper_cost(1)
-        through = None
-        if self.needs_moves:
-            # y is where the step began, so that what the last move promised is of q_x alone.
-            through = optax.tree.sub(along, grad_x_upper(turn.problem, x, turn.y, batch))
-        new, own = optimizer_step(turn, self.optimizer, along, state.own, through, batch)
+        extra = int(self.needs_moves)
+        if extra and self.delta is not None:
+            implicit = self._difference(turn, z)
+        new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
         seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
-        cost = turn.upper_cost(2, rounds=1, upper_draws=int(self.needs_moves))
+        below = 0 if self.delta is None else extra
+        cost = turn.upper_cost(2, rounds=1, upper_draws=extra, lower_draws=below)
         return new, UpperState(own, seen), cost
+
+    def _difference(self, turn: Turn, z: PyTree) -> PyTree:
+        """w = -grad_xy g z by a difference of first derivatives, at y and at y - delta z."""
+        lower, delta = turn.problem.lower, turn.lr(self.delta)
+        batch = draw(turn.problem.lower_samples, turn.keys(1)[0])
+        ends = axpy(turn.y, -delta, z), turn.y
+        there, here = (jax.grad(lower)(turn.x, end, batch) for end in ends)
+        return scaled(1 / delta, optax.tree.sub(there, here))
