@@ -114,7 +114,7 @@ def test_the_theorem_holds_at_a_thousand_random_steps():
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"), [("a_0", 1e-6), ("c_0", 1e-4), ("gamma_y", 10), ("gamma_u", 10)]
+    ("name", "factor"), [("a_0", 1e-6), ("c_0", 1e-5), ("gamma_y", 10), ("gamma_u", 10)]
 )
 def test_with_a_wrong_constant_the_same_steps_break_it(name, factor):
     def wrong(theorem):
@@ -145,6 +145,31 @@ def test_the_bounds_of_lemma_3():
         assert np.sqrt(t.settled.V_u) <= bound * (1 + 1e-9)
         bound = K * (1 + cross * t.theta) * far + cross * np.sqrt(2) * near
         assert t.wrong <= bound * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.sgd(1.0),
+        optax.sgd(0.3, momentum=0.9, nesterov=True),
+        optax.adam(0.1),
+        aipod.restarted_momentum(),
+        aipod.restarted_momentum(0.9, growth=0),
+    ],
+    ids=["sgd", "nesterov", "adam", "restarted", "steady"],
+)
+def test_optimisers_rest_only_at_0(optimizer):
+    """As section 2 asks: 0 moves nothing, and a constant vector does, from any velocity."""
+    still, other, same = jnp.zeros(3), jnp.array([-9.0, 1.0, 4.0]), jnp.array([1.0, -2.0, 0.0])
+
+    def moves(feed):
+        return jax.lax.scan(
+            lambda state, g: optimizer.update(g, state, still)[::-1], optimizer.init(still), feed
+        )[1]
+
+    assert not moves(jnp.zeros((5, 3))).any()
+    later = moves(jnp.concatenate([jnp.tile(other, (5, 1)), jnp.tile(same, (60, 1))]))[5:]
+    assert (later @ same).min() < -1e-2
 
 
 def linear_map(curvatures, beta, S):
