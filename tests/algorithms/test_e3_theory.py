@@ -201,6 +201,19 @@ def test_the_contraction_is_right_up_to_a_factor_of_two():
     assert 1 <= min(ratios) < 2
 
 
+def test_noise_adds_no_more_than_is_said():
+    """From the solution, where the expected V_y+ is that of the noise alone; 20,000 samples."""
+    rng = np.random.default_rng(5)
+    for S, beta in ((1, 1.0), (6, 0.7), (20, 0.1)):
+        curvatures = rng.uniform(1e-4, 1e-2, size=(4, 3))  # flat: the bound is nearly reached
+        sent = np.zeros((20_000, 4, 3))
+        for _ in range(S):
+            sent = sent - beta * (curvatures * sent + rng.normal(size=sent.shape) / np.sqrt(3))
+        mean = sent.mean(axis=1, keepdims=True)
+        V_y = np.mean(np.sum(mean**2 + (sent - mean) ** 2, axis=-1))
+        assert 0.8 < V_y / (beta**2 * S) < 1.02
+
+
 def test_local_steps_save_rounds_as_the_square_root_of_the_condition():
     """Rounds per factor e against L / mu: exponent 1 for S = 1, and 1/2 for S = sqrt(L / mu)."""
     rng = np.random.default_rng(3)
