@@ -193,7 +193,7 @@ class Alternating(eqx.Module):
         chosen = keeping.choose(round_key_of(key, state.step))
         if keeping.mesh is not None:
             return spread_step(self._step, keeping, problem, state, key, chosen)
-        inside = keeping.problem(problem, chosen)
+        inside = keeping.problem(problem, chosen, round_key_of(key, state.step + 1))
         new = self._step(inside, keeping.working(state, chosen), key)
         return keeping.after(new, state, chosen)
 
