@@ -31,3 +31,4 @@ from aipod.problem._samplers import expected as expected
 from aipod.problem._samplers import is_random as is_random
 from aipod.problem._scope import Scope as Scope
 from aipod.problem._spread import spread_batches as spread_batches
+from aipod.problem._stream import Stream as Stream
