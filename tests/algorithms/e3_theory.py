@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """Unlike clients; `bent` makes their lower levels something else than quadratic.
+    """Unlike clients; A = B = 0 makes them quadratic, and Q and A diagonal makes them separable.
 
     g_m = 1/2 y'Q y - y'(C x + t) + sum log cosh(A y + B x)
     f_m = sqrt(1 + |y - s|^2) + cos(p'x + q'y) + |x|^2 / 8
@@ -52,13 +52,16 @@ class Clients:
     q: np.ndarray
 
     @staticmethod
-    def random(rng, clients=3, n=2, k=3, bent=True):
+    def random(rng, kind, clients=3, n=2, k=3):
         def normal(*shape):
             return rng.normal(size=(clients, *shape))
 
-        turn = np.linalg.qr(normal(k, k))[0]
-        Q = turn * np.exp(rng.uniform(0, rng.uniform(0, 3), (clients, 1, k))) @ turn.swapaxes(1, 2)
-        A, B = 0.4 * bent * normal(2, k), 0.4 * bent * normal(2, n)
+        curvatures = np.exp(rng.uniform(0, rng.uniform(0, 3), (clients, 1, k)))
+        turn = np.eye(k) if kind == "separable" else np.linalg.qr(normal(k, k))[0]
+        Q = turn * curvatures @ turn.swapaxes(-1, -2)
+        bend = 0.0 if kind == "quadratic" else 0.4
+        A, B = bend * normal(k, k), bend * normal(k, n)
+        A = A * np.eye(k) if kind == "separable" else A
         return Clients(
             Q, normal(k, n), normal(k), A, B, normal(k), 0.5 * normal(n), 0.5 * normal(k)
         )
@@ -120,13 +123,17 @@ def step(c, state, *, alpha, beta, rho, S, N):
     return x - alpha * d, y, u, r + (y - ys) / (beta * S), e + (u - us) / (rho * N)
 
 
-def gamma(step_size, steps, mu, long, *, bent):
-    """The contraction of V_y or V_u in one outer step: Lemma 2."""
-    if bent:
-        return 7 * step_size * steps * mu / 16  # for step_size * steps * long <= 1 / 4
-    return min(
-        step_size * steps * mu / (1 + step_size * steps * mu), 1 / (1 + step_size * steps * long)
-    )
+KINDS = ("quadratic", "separable", "short", "single")
+
+
+def gamma(step_size, steps, mu, long, kind="quadratic"):
+    """How V_y and V_u contract in one outer step: Lemma 2 (a), (a), (b) and (c)."""
+    length = step_size * steps
+    if kind == "short":
+        return 7 * length * mu / 16  # for length * long <= 1 / 4
+    if kind == "single":
+        return length * mu  # for steps = 1
+    return min(length * mu / (1 + length * mu), 1 / (1 + length * long))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,23 +147,19 @@ class Theorem:
     alpha: float
 
     @staticmethod
-    def of(c, beta, rho, S, N, *, bent):
+    def of(c, beta, rho, S, N, *, kind):
         mu, long, cross, K = c.constants()
         eta, theta = beta * S, rho * N
-        gamma_y = gamma(beta, S, mu, long, bent=bent)
-        gamma_u = gamma(rho, N, mu, long, bent=False)
+        gamma_y = gamma(beta, S, mu, long, kind)
+        gamma_u = gamma(rho, N, mu, long)
         c_0 = 8 * cross**2 / gamma_u
         a_0 = (
             8 * K**2 / gamma_y * ((1 + cross * theta) ** 2 + 32 * cross**2 * theta**2 / gamma_u**2)
         )
         l_y = cross / mu
         k = K * np.sqrt(1 + l_y**2)
-        l_u, l_r, l_e, l_F = (
-            k / mu,
-            cross * (1 + long / mu),
-            k * (1 + long / mu),
-            k * (1 + cross / mu),
-        )
+        l_u, l_F = k / mu, k * (1 + cross / mu)
+        l_r, l_e = cross * (1 + long / mu), k * (1 + long / mu)
         lag = 8 * a_0 * (l_y**2 + eta**2 * l_r**2) / gamma_y
         lag += 16 * c_0 * (l_u**2 + theta**2 * l_e**2) / gamma_u
         return Theorem(gamma_y, gamma_u, a_0, c_0, min(1 / (2 * l_F), 1 / np.sqrt(lag)))
