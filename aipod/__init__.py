@@ -48,9 +48,11 @@ from aipod.problem import Bilevel as Bilevel
 from aipod.problem import ClientMinibatches as ClientMinibatches
 from aipod.problem import Composite as Composite
 from aipod.problem import FullBatch as FullBatch
+from aipod.problem import HostClientMinibatches as HostClientMinibatches
 from aipod.problem import Minibatches as Minibatches
 from aipod.problem import Noise as Noise
 from aipod.problem import Scope as Scope
+from aipod.problem import Stream as Stream
 from aipod.sets import AbstractSet as AbstractSet
 from aipod.sets import Affine as Affine
 from aipod.sets import Bounded as Bounded

@@ -193,7 +193,7 @@ class Alternating(eqx.Module):
         chosen = keeping.choose(round_key_of(key, state.step))
         if keeping.mesh is not None:
             return spread_step(self._step, keeping, problem, state, key, chosen)
-        inside = keeping.problem(problem, chosen)
+        inside = keeping.problem(problem, chosen, round_key_of(key, state.step + 1))
         new = self._step(inside, keeping.working(state, chosen), key)
         return keeping.after(new, state, chosen)
 
@@ -222,21 +222,21 @@ class Alternating(eqx.Module):
         moves = None if state.moves is None else (*state.moves, state.y)
         damping = 0.0 if state.curvature is None else state.curvature.damping()
         rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
-        turn = Turn(problem, x, state.y, rates, lower_key, for_lower)
+        turn = Turn(problem, x, state.y, rates, lower_key).along(estimation=for_lower)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
         # With bounds y moves on its active face, which takes the place of the lower set until the
         # projections at the end of the step. An affine set is its own face.
         faced = self.lower.faced(problem, lower)
-        turn = turn._replace(problem=faced, y=y, key=adjoint_key, estimation=for_adjoint)
+        turn = turn._replace(problem=faced, y=y, key=adjoint_key).along(estimation=for_adjoint)
         upper_batch = draw(problem.upper_samples, xi_key)
         found = self.adjoint.solve(turn, upper_batch, state.adjoint)
         names = ("z", "its state", "its cost")
         z, adjoint, adjoint_cost = returned(self.adjoint, "solve", found, names, (y, state.adjoint))
         nested, implicit, estimates = self.upper.needs_implicit, None, None
-        turn = turn.hearing(self.adjoint.told(adjoint))
-        turn = turn._replace(key=upper_key, estimation=for_upper)
+        turn = turn._replace(key=upper_key)
+        turn = turn.along(estimation=for_upper, told=self.adjoint.told(adjoint))
         if state.estimates is not None:
             turn, implicit, memory = estimated_hypergradient(turn, z, samples, nested=nested)
             turn = turn.with_memory(memory)
@@ -251,10 +251,10 @@ class Alternating(eqx.Module):
             estimates = next_estimates(self, turn, (for_lower, for_adjoint, for_upper), costs)
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
-        settled = self.lower.settle(turn._replace(problem=problem).began(state.y), lower)
+        settled = self.lower.settle(turn._replace(problem=problem).along(start=state.y), lower)
         names = ("y", "its state")
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
-        kept = self.adjoint.settle(turn.began(state.adjoint), adjoint)
+        kept = self.adjoint.settle(turn.along(start=state.adjoint), adjoint)
         adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
         curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
         own_cost = turn.lower_cost(lower_draws=nested + looked_at, upper_draws=1)

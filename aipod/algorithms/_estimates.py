@@ -134,4 +134,4 @@ def estimated_hypergradient(
         implicit, memory = turn.asked(
             "implicit", of_lower, (x, y, z), problem.lower_samples, lower_key, memory
         )
-    return turn._replace(direct=direct), implicit, memory
+    return turn.along(direct=direct), implicit, memory

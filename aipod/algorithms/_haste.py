@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, PyTree
 
 from aipod.algorithms._state import State
@@ -19,17 +20,40 @@ def stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
     return jnp.where(before > 0, curvature.estimate / jnp.where(before > 0, before, 1.0), 1.0)
 
 
+# Without clients: an outer step that moves y so many times further than any of late, or out of all
+# numbers, is repeated with a quarter of the step size, as long as that is not this many times
+# shorter than usual: then something else is wrong. The first steps tell how far is usual.
+_FURTHER, _SHORTER, _SHORTEST, _FIRST = 100.0, 4.0, 1e3, 50
+# How far y moved is forgotten by 1 % in each step.
+_FORGET = 0.99
+
+
 def unless_hasty(lower_set: AbstractSet, used: Array | None, new: State, old: State) -> State:
     """The new state, with the old x, y and slots where the steps were too hasty.
 
     Clients learn the largest of their curvatures at the end of a step, for the next one. Where it
     has jumped, the local steps just made were too long, and all clients take them back alike.
     Without a server they could not do so alike, and need not: each uses what it finds at once.
-    """
-    if used is None or new.curvature is None or not lower_set.per_client or lower_set.apart:
-        return new
-    hasty = new.curvature.estimate > HASTY * used
 
+    A problem without clients knows its curvature at once, but not that which lies within the reach
+    of several steps, beyond the edge of a logarithm for example.
+    """
+    if used is None or new.curvature is None or lower_set.apart:
+        return new
+    curvature = new.curvature
+    if lower_set.per_client:
+        return _with_old(curvature.estimate > HASTY * used, new, old)
+    moved = optax.tree.norm(optax.tree.sub(new.y, old.y)).astype(curvature.reach.dtype)
+    jumped = (old.step >= _FIRST) & (moved > _FURTHER * curvature.reach)
+    shorter = (_SHORTER * used).astype(curvature.estimate.dtype)
+    hasty = (jumped | ~jnp.isfinite(moved)) & (shorter < _SHORTEST * curvature.usual)
+    reach = jnp.where(hasty, curvature.reach, jnp.maximum(moved, _FORGET * curvature.reach))
+    estimate = jnp.where(hasty, shorter, curvature.estimate)
+    kept = dataclasses.replace(curvature, estimate=estimate, reach=reach)
+    return _with_old(hasty, dataclasses.replace(new, curvature=kept), old)
+
+
+def _with_old(hasty: Array, new: State, old: State) -> State:
     def parts(state: State) -> tuple[PyTree, ...]:
         return state.x, state.y, state.lower, state.adjoint, state.upper, state.watch
 

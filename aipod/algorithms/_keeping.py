@@ -102,10 +102,13 @@ class Keeping(eqx.Module):
 
         return fitting(problem.upper_set, points[0]), fitting(problem.lower_set, points[1])
 
-    def problem(self, problem: Bilevel, chosen: Array | None) -> Bilevel:
-        """The problem of an outer step on one device."""
+    def problem(
+        self, problem: Bilevel, chosen: Array | None, coming: PRNGKeyArray | None = None
+    ) -> Bilevel:
+        """The problem of an outer step on one device; `coming` chooses the clients of the next."""
         if chosen is not None:
-            problem = problem.take(chosen, self.clients, self.present)
+            later = None if coming is None or not problem.reads_ahead else self.choose(coming)
+            problem = problem.take(chosen, self.clients, self.present, coming=later)
         return self.narrowed(problem)
 
     def narrowed(self, problem: Bilevel) -> Bilevel:

@@ -1,18 +1,18 @@
 """A federation as one `Bilevel` problem."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
 from aipod._misc.tree import is_numeric
+from aipod.federated._data import client_samples, stacked_data
 from aipod.federated._partition import check_clients
-from aipod.problem import Bilevel, ClientBatch, ClientMinibatches, Objective, rebuilt
+from aipod.problem import Bilevel, ClientBatch, Objective, rebuilt
 from aipod.sets import AbstractSet, AgreedWithin, Consensus, as_gossip
 
 
@@ -166,32 +166,6 @@ def _summed(objective: Objective, scale: Array | None) -> Objective:
     )
 
 
-def _stack(data: PyTree | Sequence[PyTree], name: str) -> tuple[PyTree, np.ndarray | None]:
-    """Client data on a common axis, and how many examples each client has."""
-    if not isinstance(data, list):
-        return data, None
-    if not data:
-        raise ValueError(f"{name} is an empty list: a federation needs at least one client.")
-    first = [jax.tree.leaves(one)[:1] for one in data]
-    if not all(leaf and np.ndim(leaf[0]) for leaf in first):
-        raise ValueError(
-            f"{name} is a list, so each entry must be one client's data: a pytree of arrays with "
-            "the examples on their first axis."
-        )
-    counts = np.array([np.shape(leaf[0])[0] for leaf in first])
-    if np.any(counts == 0):
-        empty = np.flatnonzero(counts == 0)[:5].tolist()
-        raise ValueError(f"{name}: clients {empty} have no example: leave them out.")
-    longest = counts.max()
-
-    def pad(*leaves: Any) -> np.ndarray:
-        # Filled with the client's own examples, where every loss is finite; they count nothing.
-        given = [np.asarray(leaf) for leaf in leaves]
-        return np.stack([leaf[np.arange(longest) % len(leaf)] for leaf in given])
-
-    return jax.tree.map(pad, *data), counts
-
-
 def _agreed(consensus: Consensus, within: AbstractSet | None) -> AbstractSet:
     if within is None:
         return consensus
@@ -233,6 +207,7 @@ def federate(
     chosen: str = "round",
     upper_set: AbstractSet | None = None,
     epochs: bool = False,
+    on_host: bool = False,
     graph: Any = None,
 ) -> Bilevel:
     """The federated problem (`eq:fed bilevel`): every client has its own losses' data, x and y.
@@ -255,6 +230,8 @@ def federate(
         costs no round.
     - `epochs`: each client visits every one of its examples once before the next time; see
         `aipod.Minibatches`.
+    - `on_host`: leave the data in host memory, or on disk where it is memory-mapped; a batch or a
+        cohort is sent to the device when it is needed. See `aipod.HostClientMinibatches`.
     - `graph`: the links between clients, where there is no server: both sets are then
         `aipod.Gossip(graph)`, and `participation` is the share of the links that work in a round.
         A `Gossip`, or a graph as it takes them, such as "ring".
@@ -267,8 +244,8 @@ def federate(
     """
     samples = []
     for name, data in (("upper_data", upper_data), ("lower_data", lower_data)):
-        stacked, counts = _stack(data, name)
-        samples.append(ClientMinibatches(stacked, batch_size, counts=counts, epochs=epochs))
+        stacked, counts = stacked_data(data, name)
+        samples.append(client_samples(stacked, batch_size, counts, epochs=epochs, on_host=on_host))
     clients = {one.clients for one in samples}
     if len(clients) != 1:
         raise ValueError(

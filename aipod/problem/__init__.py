@@ -13,6 +13,7 @@ from aipod.problem._derivatives import grad_x_upper as grad_x_upper
 from aipod.problem._derivatives import grad_y_upper as grad_y_upper
 from aipod.problem._derivatives import hessian_product as hessian_product
 from aipod.problem._derivatives import implicit_term as implicit_term
+from aipod.problem._host import HostClientMinibatches as HostClientMinibatches
 from aipod.problem._noise import Noise as Noise
 from aipod.problem._pieces import clients_of as clients_of
 from aipod.problem._pieces import in_order as in_order
@@ -30,3 +31,4 @@ from aipod.problem._samplers import expected as expected
 from aipod.problem._samplers import is_random as is_random
 from aipod.problem._scope import Scope as Scope
 from aipod.problem._spread import spread_batches as spread_batches
+from aipod.problem._stream import Stream as Stream

@@ -155,11 +155,24 @@ class Bilevel(eqx.Module):
         samples: Any = self.upper_samples
         return samples.clients if self.divisible else None
 
-    def take(self, chosen: Array, clients: int, members: int, axis: str | None = None) -> "Bilevel":
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether data comes from the host, which wants to know the clients that come next."""
+        samples = (self.upper_samples, self.lower_samples)
+        return any(getattr(one, "reads_ahead", False) for one in samples)
+
+    def take(
+        self,
+        chosen: Array,
+        clients: int,
+        members: int,
+        axis: str | None = None,
+        coming: Array | None = None,
+    ) -> "Bilevel":
         """The problem of the chosen ones of so many clients, where it is `divisible`.
 
         Only the first `members` of them count; the others fill up the devices of a mesh, along
-        whose `axis` the clients are spread.
+        whose `axis` the clients are spread. `coming`: who is chosen in the next outer step.
         """
         objectives: Any = (self.upper, self.lower)
         samples: Any = (self.upper_samples, self.lower_samples)
@@ -167,7 +180,12 @@ class Bilevel(eqx.Module):
         return Bilevel(
             *(one.take(chosen, members) for one in objectives),
             *(one.cohort(chosen, clients, members, axis) for one in sets),
-            *(one.take(chosen, members) for one in samples),
+            *(
+                one.take(chosen, members, coming)
+                if getattr(one, "reads_ahead", False)
+                else one.take(chosen, members)
+                for one in samples
+            ),
         )
 
     def by_client(self) -> "Bilevel":

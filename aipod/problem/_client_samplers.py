@@ -62,19 +62,10 @@ class ClientMinibatches(AbstractSampler):
             )
         self.pool = next(iter(shapes))[1]
         self.per_client = None if batch_size is None else check_batch_size(batch_size)
-        self.counts = None
+        self.counts = checked_counts(counts, self.clients, self.pool)
         self.epochs = epochs
-        if counts is not None:
-            given = np.asarray(counts)
-            if given.shape != (self.clients,) or given.min() < 1 or given.max() > self.pool:
-                raise ValueError(
-                    f"counts must give each of the {self.clients} clients at least 1 and at most "
-                    f"{self.pool} examples: leave out clients that have none."
-                )
-            if given.min() < self.pool:
-                self.counts = jnp.asarray(given, jnp.int32)
         whole = ClientBatch(data)
-        self.batch = _weighted(whole, self.counts) if batch_size is None else whole
+        self.batch = weighted(whole, self.counts) if batch_size is None else whole
 
     @property
     def size(self) -> int:
@@ -103,10 +94,10 @@ class ClientMinibatches(AbstractSampler):
         if self.per_client is None:
             return self.expected()
         shape = (self.clients, self.per_client)
-        return _examples(self.batch, _places(key, shape, self.pool, self.counts))
+        return _examples(self.batch, places(key, shape, self.pool, self.counts))
 
     def expected(self) -> PyTree:
-        return self.batch if self.per_client is None else _weighted(self.batch, self.counts)
+        return self.batch if self.per_client is None else weighted(self.batch, self.counts)
 
     @property
     def random(self) -> bool:
@@ -186,13 +177,13 @@ class CohortMinibatches(AbstractSampler):
             return self.expected()
         # Drawn for all clients: what one of them sees does not depend on who else is there.
         shape = (self.clients, self.per_client)
-        index = _places(key, shape, self.pool, self.counts)[self.chosen]
+        index = places(key, shape, self.pool, self.counts)[self.chosen]
         return _examples(self.batch, index)
 
     def expected(self) -> PyTree:
         if self.per_client is None or self.counts is None:
             return self.batch
-        return _weighted(self.batch, self.counts[self.chosen])
+        return weighted(self.batch, self.counts[self.chosen])
 
     @property
     def random(self) -> bool:
@@ -212,7 +203,20 @@ class CohortMinibatches(AbstractSampler):
         return dataclasses.replace(mask, batch=rows, chosen=True)
 
 
-def _places(key: PRNGKeyArray, shape: tuple[int, int], pool: int, counts: Array | None) -> Array:
+def checked_counts(counts: ArrayLike | None, clients: int, pool: int) -> Array | None:
+    """How many examples each client has; None where all have as many as the axis is long."""
+    if counts is None:
+        return None
+    given = np.asarray(counts)
+    if given.shape != (clients,) or given.min() < 1 or given.max() > pool:
+        raise ValueError(
+            f"counts must give each of the {clients} clients at least 1 and at most {pool} "
+            "examples: leave out clients that have none."
+        )
+    return jnp.asarray(given, jnp.int32) if given.min() < pool else None
+
+
+def places(key: PRNGKeyArray, shape: tuple[int, int], pool: int, counts: Array | None) -> Array:
     """Which examples each client draws, a row for each."""
     return jax.random.randint(key, shape, 0, pool if counts is None else counts[:, None])
 
@@ -222,7 +226,7 @@ def _examples(batch: PyTree, places: Array) -> PyTree:
     return jax.tree.map(lambda leaf: jax.vmap(jnp.take, (0, 0, None))(leaf, places, 0), batch)
 
 
-def _weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:
+def weighted(batch: ClientBatch, counts: Array | None) -> ClientBatch:
     """The batch of all data; padded examples have weight 0."""
     if counts is None:
         return batch

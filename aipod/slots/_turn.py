@@ -33,8 +33,6 @@ class Turn(NamedTuple):
     - `rates`: evaluates step sizes; `turn.lr(self.lr)` is the short form.
     - `key`: a random key of this slot and this outer step. Split it with `turn.keys`; the clients
         of a round come from `turn.round_key`.
-    - `estimation`: how derivatives are estimated; None for plain minibatches.
-    - `direct`: for the upper slot, an estimate of grad_x f at (x, y), where there is one.
 
     In a federation x and y have a client axis in front. A slot works on each client's part by
     itself; only the sets' projections, `largest` and `summed` go across clients. A norm over a
@@ -53,8 +51,20 @@ class Turn(NamedTuple):
     y: PyTree
     rates: Rates
     key: PRNGKeyArray
-    estimation: Estimation | None = None
-    direct: PyTree = None
+
+    @property
+    def estimation(self) -> Estimation | None:
+        """How derivatives are estimated; None for plain minibatches."""
+        return self.rates.estimation
+
+    @property
+    def direct(self) -> PyTree:
+        """For the upper slot, an estimate of grad_x f at (x, y), where there is one."""
+        return self.rates.direct
+
+    def along(self, **extras: Any) -> "Turn":
+        """The turn with other `estimation`, `direct`, `start` or `told`, kept with the rates."""
+        return self._replace(rates=dataclasses.replace(self.rates, **extras))
 
     @property
     def memory(self) -> Memories | None:
@@ -70,7 +80,7 @@ class Turn(NamedTuple):
         """After oracles that returned this memory."""
         if self.estimation is None:
             return self
-        return self._replace(estimation=self.estimation._replace(memory=memory))
+        return self.along(estimation=self.estimation._replace(memory=memory))
 
     @property
     def sample_keys(self) -> tuple[PRNGKeyArray, PRNGKeyArray]:
@@ -103,18 +113,10 @@ class Turn(NamedTuple):
         """For `settle` alone, what the outer step began with: y, or the state of the adjoint."""
         return self.rates.start
 
-    def began(self, start: PyTree) -> "Turn":
-        """The turn with `start`."""
-        return self._replace(rates=dataclasses.replace(self.rates, start=start))
-
     @property
     def told(self) -> Any:
         """For the upper slot and for `settle`, what the adjoint slot found besides z."""
         return self.rates.told
-
-    def hearing(self, told: PyTree) -> "Turn":
-        """The turn with `told`."""
-        return self._replace(rates=dataclasses.replace(self.rates, told=told))
 
     @property
     def lower_set(self) -> AbstractSet:

@@ -105,6 +105,7 @@ class CurvatureState(eqx.Module):
     - `estimate`: the largest curvature, of earlier batches too; in gossip one for each client.
     - `first`: the estimate of the first step.
     - `usual`, `peak`: an average of the curvature over steps, and the largest so far.
+    - `reach`: how far y moved in an outer step of late, at most; without clients.
     """
 
     vector: PyTree
@@ -112,6 +113,7 @@ class CurvatureState(eqx.Module):
     first: Array
     usual: Array
     peak: Array
+    reach: Array
 
     def damping(self) -> Array:
         """What the Hessian lacks where the lower level has lost its curvature; else 0."""
@@ -132,7 +134,7 @@ def curvature_draws(step: Array) -> Array:
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
     """A fixed pseudo-random start (`init` has no key)."""
     zero = jnp.zeros(lower_set.apart, jnp.result_type(*jax.tree.leaves(y)))
-    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero, zero, zero)
+    return CurvatureState(_random(jax.random.key(0), y, lower_set), zero, zero, zero, zero, zero)
 
 
 def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
@@ -260,7 +262,7 @@ def curvature_update(
     first = jnp.where(step == 0, estimate, state.first)
     usual = jnp.where(step == 0, now, _USUAL * state.usual + (1 - _USUAL) * now)
     peak = jnp.maximum(usual, jnp.where(step < _EARLY, kept, 1.0) * state.peak)
-    new = CurvatureState(vector, estimate, first, usual, peak)
+    new = CurvatureState(vector, estimate, first, usual, peak, state.reach)
     if not per_client:
         return new, new.estimate
     used = jnp.where(step == 0, new.estimate, state.estimate)

@@ -53,8 +53,7 @@ class Rates(eqx.Module):
     - `damping`: what the Hessian lacks where the lower level has lost its curvature; else 0.
     - `moves`: the last move of x and of y, and the y after it, from which an upper slot may find
         its own pace.
-    - `start`: for a slot that settles, what the outer step began with.
-    - `told`: what the adjoint slot found besides z.
+    - `start`, `estimation`, `direct`, `told`: as a turn has them.
     """
 
     step: Array
@@ -63,6 +62,8 @@ class Rates(eqx.Module):
     stiffer: Array | float = 1.0
     damping: Array | float = 0.0
     start: PyTree = None
+    estimation: Any = None
+    direct: PyTree = None
     told: PyTree = None
 
     def __call__(self, lr: StepSize | None) -> Array:
