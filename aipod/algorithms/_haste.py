@@ -23,7 +23,7 @@ def stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
 # Without clients: an outer step that moves y so many times further than any of late, or out of all
 # numbers, is repeated with a quarter of the step size, as long as that is not this many times
 # shorter than usual: then something else is wrong. The first steps tell how far is usual.
-_FURTHER, _SHORTER, _SHORTEST, _FIRST = 100.0, 4.0, 1e3, 50
+_FURTHER, _SHORTER, _SHORTEST, _FIRST = 10.0, 4.0, 1e7, 50
 # How far y moved is forgotten by 1 % in each step.
 _FORGET = 0.99
 
