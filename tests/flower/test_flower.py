@@ -134,6 +134,7 @@ SOLVERS = {
     "E-AiPOD, warm": dataclasses.replace(aipod.EAiPOD(**SHARED), adjoint=WARM),
     "E2-AiPOD, warm": aipod.E2AiPOD(**SKIPPING, lower_prob=0.5, adjoint_prob=0.5),
     "E-AiPOD": aipod.EAiPOD(**SHARED, lower_prob=0.5),
+    "SimFBO": aipod.SimFBO(upper_lr=0.02, lower_lr=0.05, adjoint_lr=0.05, local_steps=3),
     "E2-AiPOD": aipod.E2AiPOD(**SHARED, lower_prob=0.5, adjoint_prob=0.5, upper_steps=2),
 }
 
