@@ -43,7 +43,9 @@ def description(**more):
 
 def test_a_report_can_be_made_of_what_was_described(solution, tmp_path):
     drawn = []
-    picture = Drawing(lambda x, y, folder: drawn.append((x, y, folder)), "What there is to see.")
+    picture = Drawing(
+        lambda x, y, folder, columns: drawn.append((x, y, folder)), "What there is to see."
+    )
     run = description(derive=lambda columns: {"half": columns["size"] / 2}, picture=picture)
     folder = RunFolder(tmp_path)
     folder.create(run.toml)
