@@ -192,3 +192,20 @@ def test_a_start_at_zero_grows_until_x_can_be_seen():
     hidden, seen = paces(jnp.asarray(1.0)), paces(jnp.asarray(1e-9))
     assert hidden[-1] / hidden[10] == pytest.approx(np.exp(0.1 * 29), rel=0.01)
     assert seen[-1] < seen[0]
+
+
+def test_one_wild_gradient_neither_throws_x_nor_stays_in_the_moments():
+    """Adam would move by 16 paces, and then hardly at all for a thousand steps."""
+    optimizer = aipod.paced_adam()
+    x, one = jnp.ones(3), jnp.ones(())
+    state = optimizer.init(x)
+    moved, sizes = jnp.zeros(3), []
+    for step in range(60):
+        gradient = jnp.full(3, 1e6 if step == 40 else 1.0)
+        change, state = optimizer.update(
+            gradient, state, x, moved=moved, promised=one, delivered=one, value=one
+        )
+        moved, x = change, x + change
+        sizes.append(float(jnp.max(jnp.abs(change))) / float(state.pace))
+    assert max(sizes[40:]) < 6
+    assert min(sizes[45:]) > 0.2

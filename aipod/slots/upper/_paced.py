@@ -38,6 +38,8 @@ from aipod.stepsize import StepSize
 
 # Adam's memory of the direction is short: x must not run on after the hypergradient has turned.
 _B1, _B2 = 0.5, 0.999
+# A gradient so many times longer than usual is a spike.
+_SPIKE = 10.0
 # Below this share of the largest, a second moment is rounding error and makes no direction.
 _ROUNDING = 1e-8
 # The first pace as a share of x0; where x0 is 0, the first pace.
@@ -165,8 +167,9 @@ def _update(
             "paced_adam() must be told of the last move, which the solvers of aipod do: give it as "
             "upper_optimizer=, by itself, or take optax.adam(1e-3) here."
         )
-    direction, first, second = _adam(gradient, state)
     begins = state.count <= 1
+    gradient = _tamed(gradient, state.evidence.steep, begins)
+    direction, first, second = _adam(gradient, state)
     evidence = state.evidence.with_move(gradient, moved, begins)
     evidence = evidence.with_promise(promised, delivered, begins)
     evidence = evidence.with_value(value, begins)
@@ -211,6 +214,19 @@ def _update(
         lambda u, scale: (-length * scale * u).astype(u.dtype), direction, state.scales
     )
     return change, new
+
+
+def _tamed(gradient: PyTree, usual: Array, begins: Array) -> PyTree:
+    """The gradient, shortened where it is far longer than those of late.
+
+    One such gradient, of a y that has left its domain for example, would move x by sixteen times
+    the pace, and its square would stay in Adam's second moment for a thousand steps.
+    """
+    size = optax.tree.norm(gradient)
+    most = _SPIKE * usual
+    tamed = (usual > 0) & (size > most) & ~begins
+    factor = jnp.where(tamed, most / jnp.where(size > 0, size, 1.0), 1.0)
+    return jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient)
 
 
 def _adam(gradient: PyTree, state: Pace) -> tuple[PyTree, PyTree, PyTree]:
