@@ -30,6 +30,8 @@ class Store:
 
     def __init__(self, data: PyTree) -> None:
         self.data = data
+        # Of the thread that made it: a thread that reads may have other settings.
+        self.kinds = jax.tree.map(lambda leaf: jax.dtypes.canonicalize_dtype(leaf.dtype), data)
         self.read_ahead = 0
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "aipod-read-ahead")
         self._coming: tuple[bytes, Any] | None = None
@@ -37,17 +39,21 @@ class Store:
     def shapes(self, rows: tuple[int, ...], axes: int) -> PyTree:
         """What a fetch returns: `rows` in place of the first `axes` axes of each array."""
 
-        def one(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-            kind = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        def one(leaf: np.ndarray, kind: np.dtype) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*rows, *leaf.shape[axes:]), kind)
 
-        return jax.tree.map(one, self.data)
+        return jax.tree.map(one, self.data, self.kinds)
+
+    def _at(self, index: Any) -> PyTree:
+        """A copy in memory of these rows, in the types that JAX has for them."""
+        # A slice of a memory-mapped file is read from disk here.
+        return jax.tree.map(
+            lambda leaf, kind: np.ascontiguousarray(leaf[index], kind), self.data, self.kinds
+        )
 
     def rows(self, chosen: ArrayLike) -> PyTree:
         """The rows of these clients."""
-        index = np.asarray(chosen)
-        # A slice of a memory-mapped file is read from disk here.
-        return jax.tree.map(lambda leaf: _canonical(leaf[index]), self.data)
+        return self._at(np.asarray(chosen))
 
     def fetch(self, chosen: ArrayLike, coming: ArrayLike) -> PyTree:
         """The rows of the chosen clients; those of the coming ones are read while they are used."""
@@ -74,12 +80,7 @@ class Store:
         """For each client the examples at these places."""
         index = np.asarray(places)
         rows = np.arange(len(index))[:, None]
-        return jax.tree.map(lambda leaf: _canonical(leaf[rows, index]), self.data)
-
-
-def _canonical(leaf: np.ndarray) -> np.ndarray:
-    """A copy in memory, of the type that JAX has for it."""
-    return np.ascontiguousarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        return self._at((rows, index))
 
 
 class HostClientMinibatches(AbstractSampler):
@@ -97,6 +98,8 @@ class HostClientMinibatches(AbstractSampler):
 
     !!! example
         ```python
+        import numpy as np
+
         images = np.zeros((3, 40, 784), np.float32)  # or np.load("images.npy", mmap_mode="r")
         samples = aipod.HostClientMinibatches(images, 16)
         ```

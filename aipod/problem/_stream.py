@@ -31,6 +31,10 @@ class Feed:
         if self.first is None:
             raise ValueError(_NOTHING)
         self.first = _as_arrays(self.first)
+        # Of the thread that made it: the thread that reads may have other settings.
+        self.first = jax.tree.map(
+            lambda leaf: leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)), self.first
+        )
 
     def _new_pass(self) -> Iterator[Any]:
         return iter(self._batches())
@@ -44,7 +48,7 @@ class Feed:
                     if not _alike(made, self.first):
                         continue
                     empty = False
-                    self._ready.put(made)
+                    self._ready.put(jax.tree.map(lambda a, b: a.astype(b.dtype), made, self.first))
                 if empty:
                     raise ValueError(_NOTHING)
         except Exception as error:
@@ -83,7 +87,7 @@ def _as_arrays(batch: Any) -> PyTree:
             raise ValueError(
                 f"Stream: a batch holds a {type(leaf).__name__}: give pytrees of numeric arrays."
             )
-        return np.ascontiguousarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+        return np.ascontiguousarray(array)
 
     return jax.tree.map(one, batch)
 
@@ -96,7 +100,7 @@ def _alike(batch: PyTree, first: PyTree) -> bool:
             f"{jax.tree.structure(first)}: give batches of one kind."
         )
     pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(first), strict=True)
-    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+    return all(a.shape == b.shape for a, b in pairs)
 
 
 class Stream(AbstractSampler):
@@ -116,6 +120,8 @@ class Stream(AbstractSampler):
 
     !!! example
         ```python
+        import numpy as np
+
         batches = [(np.ones((8, 3)), np.ones(8)), (np.zeros((8, 3)), np.zeros(8))]
         samples = aipod.Stream(batches)
         ```
