@@ -1,7 +1,9 @@
 """What every test shares: float64, strict broadcasting, and deterministic random inputs."""
 
+import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Each test worker is a process of its own. On a machine with a GPU, JAX would let the first one
 # reserve most of the device memory and starve the others. JAX reads this when it is imported.
@@ -60,3 +62,17 @@ def optimised() -> Iterator[None]:
 def key() -> Array:
     """A fixed random key; split it when a test needs several."""
     return jax.random.key(0)
+
+
+# Memory maps of a process from which on compiled programs are freed. Each program has several; at
+# the usual limit of Linux, 65,530, the next compilation ends the process with a segmentation fault.
+_MANY_MAPS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
