@@ -100,11 +100,17 @@ class Mover(eqx.Module):
 
     @staticmethod
     def of(
+        name: str,
         given: optax.GradientTransformation | None,
         constraint: AbstractSet,
         default: optax.GradientTransformation,
     ) -> "Mover | None":
-        """By default momentum where clients meet, and elsewhere none."""
+        """By default momentum where clients meet, and elsewhere none; `name` is the argument's."""
+        if given is not None and constraint.constrained and not constraint.together:
+            raise ValueError(
+                f"{name}= is for federations and lower levels without constraints: on a "
+                f"{type(constraint).__name__} its steps would leave the set. Leave it out."
+            )
         if constraint.apart:
             return Mover(given or default, together=False, apart=True)
         if given is not None:

@@ -71,7 +71,35 @@ def local_sums(
     return cast_like(q, start)
 
 
-class JointSteps(AbstractAdjoint):
+class AbstractJoint(AbstractAdjoint):
+    """Local steps of y, z and x at once, whose sums q travel in the round that ends the step."""
+
+    def common(self, state: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: True, state)
+
+    def told(self, state: PyTree) -> PyTree:
+        return state.q
+
+    @property
+    def deferred(self) -> bool:
+        return True
+
+
+def first_joint(z: PyTree, x: PyTree) -> JointState:
+    """The state before the first outer step."""
+    zero = optax.tree.zeros_like(z)
+    return JointState(z, Sums(zero, zero, optax.tree.zeros_like(x)))
+
+
+def check_joint(steps: int, lr: StepSize, server_lr: StepSize | None) -> None:
+    """Raises `ValueError` unless these are a number of local steps and their sizes."""
+    check_steps(steps, "local_steps (tau)")
+    check_lr(lr, "adjoint_lr")
+    if server_lr is not None:
+        check_lr(server_lr, "adjoint_server_lr")
+
+
+class JointSteps(AbstractJoint):
     """tau local steps on y, z and x at once; the sums of their directions are averaged.
 
         y_i <- y_i - eta_y grad_y g_i(x_i, y_i; phi)
@@ -108,26 +136,12 @@ class JointSteps(AbstractAdjoint):
     radius: float | None = None
 
     def __check_init__(self) -> None:
-        check_steps(self.steps, "local_steps (tau)")
-        check_lr(self.lr, "adjoint_lr")
-        if self.server_lr is not None:
-            check_lr(self.server_lr, "adjoint_server_lr")
+        check_joint(self.steps, self.lr, self.server_lr)
         if self.radius is not None:
             check_positive(self.radius, "radius (r)")
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        zero = optax.tree.zeros_like(y)
-        return JointState(zero, Sums(zero, zero, optax.tree.zeros_like(x)))
-
-    def common(self, state: PyTree) -> PyTree:
-        return jax.tree.map(lambda _: True, state)
-
-    def told(self, state: PyTree) -> PyTree:
-        return state.q
-
-    @property
-    def deferred(self) -> bool:
-        return True
+        return first_joint(optax.tree.zeros_like(y), x)
 
     def _directions(self, problem: Bilevel, point: Sums, key: PRNGKeyArray) -> Sums:
         """Of one client's local step, each on samples of its own."""

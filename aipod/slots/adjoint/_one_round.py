@@ -153,12 +153,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         return damping, lr / (1 + lr * damping) if adapts(self.lr) else lr
 
     def _mover(self, lower_set: AbstractSet) -> Mover | None:
-        if self.optimizer is not None and lower_set.constrained and not lower_set.together:
-            raise ValueError(
-                "adjoint_optimizer= is for federations and lower levels without constraints: leave "
-                "it out."
-            )
-        return Mover.of(self.optimizer, lower_set, restarted_momentum(0.9, growth=0))
+        default = restarted_momentum(0.9, growth=0)
+        return Mover.of("adjoint_optimizer", self.optimizer, lower_set, default)
 
     def health(self, state: PyTree) -> Health | None:
         return state.health

@@ -12,13 +12,20 @@ from aipod._misc.tree import axpy, scaled
 from aipod.problem import Bilevel, draw, grad_x_upper, grad_y_upper
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
-from aipod.slots.adjoint._base import AbstractAdjoint
-from aipod.slots.adjoint._joint import JointState, Sums, local_rates, local_sums
+from aipod.slots.adjoint._joint import (
+    AbstractJoint,
+    JointState,
+    Sums,
+    check_joint,
+    first_joint,
+    local_rates,
+    local_sums,
+)
 from aipod.slots.lower import settles
-from aipod.stepsize import Curvature, StepSize, check_lr, check_steps
+from aipod.stepsize import Curvature, StepSize, check_lr
 
 
-class PenalisedSteps(AbstractAdjoint):
+class PenalisedSteps(AbstractJoint):
     """tau local steps on y, u and x at once, without a second derivative (F2SA).
 
         y_i <- y_i - eta_y grad_y g_i(x_i, y_i; phi)
@@ -52,10 +59,7 @@ class PenalisedSteps(AbstractAdjoint):
     delta: StepSize = 0.05
 
     def __check_init__(self) -> None:
-        check_steps(self.steps, "local_steps (tau)")
-        check_lr(self.lr, "adjoint_lr")
-        if self.server_lr is not None:
-            check_lr(self.server_lr, "adjoint_server_lr")
+        check_joint(self.steps, self.lr, self.server_lr)
         check_lr(self.delta, "perturbation (delta)")
         if isinstance(self.delta, Curvature):
             raise ValueError(
@@ -64,18 +68,7 @@ class PenalisedSteps(AbstractAdjoint):
             )
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        zero = optax.tree.zeros_like(y)
-        return JointState(y, Sums(zero, zero, optax.tree.zeros_like(x)))
-
-    def common(self, state: PyTree) -> PyTree:
-        return jax.tree.map(lambda _: True, state)
-
-    def told(self, state: PyTree) -> PyTree:
-        return state.q
-
-    @property
-    def deferred(self) -> bool:
-        return True
+        return first_joint(y, x)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         delta = turn.lr(self.delta)

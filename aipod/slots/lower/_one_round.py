@@ -128,12 +128,8 @@ class OneRound(AbstractLower):
         return on_face(problem, state.facing)
 
     def _mover(self, lower_set: AbstractSet) -> Mover | None:
-        if self.optimizer is not None and lower_set.constrained and not lower_set.together:
-            raise ValueError(
-                f"lower_optimizer= is for federations and lower levels without constraints: on a "
-                f"{type(lower_set).__name__} its steps would leave the set. Leave it out."
-            )
-        return Mover.of(self.optimizer, lower_set, restarted_momentum())
+        default = restarted_momentum()
+        return Mover.of("lower_optimizer", self.optimizer, lower_set, default)
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
