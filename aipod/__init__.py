@@ -9,6 +9,7 @@ from aipod._hypergradient import exact_hypergradient as exact_hypergradient
 from aipod._hypergradient import exact_lower as exact_lower
 from aipod._hypergradient import hypergradient as hypergradient
 from aipod._hypergradient import stationarity as stationarity
+from aipod._misc.signatures import make_readable as _make_readable
 from aipod._misc.version import __version__ as __version__
 from aipod._report import report as report
 from aipod.algorithms import ALSET as ALSET
@@ -116,3 +117,9 @@ from aipod.solving import Stop as Stop
 from aipod.solving import load as load
 from aipod.solving import solve as solve
 from aipod.stepsize import Curvature as Curvature
+
+for _room in (globals(), vars(baselines), vars(callbacks), vars(data), vars(federated)):
+    _make_readable(
+        [value for name, value in _room.items() if not name.startswith("_")],
+        {"StepSize": stepsize.StepSize},
+    )

@@ -5,6 +5,7 @@ clients. `docs/flower.md` says how to operate a federation.
 """
 
 from aipod._misc.extras import install as _install
+from aipod._misc.signatures import make_readable as _make_readable
 from aipod.flower._local import Client as Client
 from aipod.flower._local import client_of as client_of
 from aipod.flower._model import Model as Model
@@ -19,3 +20,5 @@ except ImportError as error:
     raise ImportError(
         f"aipod.flower needs the flower extra ({error}); to add it: {_install('flower')}"
     ) from error
+
+_make_readable([value for name, value in globals().items() if not name.startswith("_")], {})

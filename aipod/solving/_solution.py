@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from jaxtyping import PyTree
@@ -19,15 +20,29 @@ from aipod.solving._result import Result
 from aipod.solving._saved import save
 from aipod.solving._table import table
 
+# The types of x and y: type checkers know those of `solution.x` from x0. A bare `Solution` is one
+# of anything, which only their own TypeVar can say before Python 3.13.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    X = TypeVar("X", default=Any)
+    Y = TypeVar("Y", default=Any)
+else:
+    from typing import TypeVar
+
+    X = TypeVar("X")
+    Y = TypeVar("Y")
+
 
 @dataclasses.dataclass(frozen=True)
-class Solution(Shown):
+class Solution(Shown, Generic[X, Y]):
     """The end of a run; prints as a short table, and in a notebook as its table and figure.
 
     x and y are the last iterates as the algorithm left them. Where projections are skipped they
     may lie a little outside their sets; `feasible()` gives the points of the sets nearest to them.
 
-    - `x`, `y`: the last (finite) iterates.
+    - `x`, `y`: the last (finite) iterates, pytrees like x0 and y0; type checkers know them as
+        `Solution[X, Y]`. What was an array of NumPy is one of JAX.
     - `result`: how the run ended, a `Result`; `message` says it in words.
     - `history`, `ledger`: what was recorded, and the totals.
     - `state`: the solver's whole state, to go on from.
@@ -59,15 +74,15 @@ class Solution(Shown):
     keeping: Keeping | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
-    def x(self) -> PyTree:
+    def x(self) -> X:
         return self._points[0]
 
     @functools.cached_property
-    def y(self) -> PyTree:
+    def y(self) -> Y:
         return self._points[1]
 
     @functools.cached_property
-    def _points(self) -> tuple[PyTree, PyTree]:
+    def _points(self) -> tuple[X, Y]:
         if self.keeping is None:
             return self.kept.x, self.kept.y
         return self.keeping.points(self.kept)
@@ -81,7 +96,7 @@ class Solution(Shown):
         """Whether the run has converged; None where that cannot be told."""
         return self.convergence.converged
 
-    def feasible(self) -> tuple[PyTree, PyTree]:
+    def feasible(self) -> tuple[X, Y]:
         """(x, y) projected on the upper set, and on the lower set at that x.
 
         Raises `ValueError` where the lower set is empty at that x.

@@ -22,7 +22,7 @@ from aipod.solving._mesh import Placement, adopted
 from aipod.solving._processes import first
 from aipod.solving._progress import Front, front_for
 from aipod.solving._run import Run
-from aipod.solving._solution import DivergedError, Result, Solution
+from aipod.solving._solution import DivergedError, Result, Solution, X, Y
 from aipod.solving._stop import Stop
 from aipod.stepsize import check_positive
 
@@ -30,8 +30,8 @@ from aipod.stepsize import check_positive
 def solve(
     problem: Bilevel,
     solver: Alternating,
-    x0: PyTree,
-    y0: PyTree,
+    x0: X,
+    y0: Y,
     steps: int | None = None,
     *,
     key: PRNGKeyArray,
@@ -45,7 +45,7 @@ def solve(
     throw: bool = True,
     mesh: Mesh | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Solution:
+) -> Solution[X, Y]:
     """Runs a solver on a problem.
 
     **Arguments:**

@@ -179,6 +179,38 @@ aipod.Alternating(aipod.Neumann(), aipod.ProxSkip(), aipod.EveryStep(lr=0.1))
 aipod.Turn.lower_gradients
 """
 
+# x and y have the types of x0 and y0.
+GENERIC = """
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import aipod
+
+
+class Parameters(NamedTuple):
+    weight: jax.Array
+
+
+def best(problem: aipod.Bilevel) -> aipod.Solution[jax.Array, Parameters]:
+    start = Parameters(jnp.zeros(3))
+    return aipod.solve(problem, aipod.AiPOD(), jnp.zeros(3), start, 5, key=jax.random.key(0))
+
+
+def shown(solution: aipod.Solution) -> str:
+    return str(solution.x)
+
+
+def weight_of(problem: aipod.Bilevel) -> jax.Array:
+    return best(problem).y.weight
+"""
+WRONG_TYPE = """
+
+def bias_of(problem: aipod.Bilevel) -> jax.Array:
+    return best(problem).feasible()[1].bias
+"""
+
 
 # mypy reads JAX, which takes long; nothing else shows that the types are of use outside.
 @pytest.mark.slow
@@ -186,6 +218,8 @@ def test_types_hold_outside_the_package(tmp_path):
     """As with an installed aipod: what mypy finds in the package itself is not the user's."""
     (tmp_path / "right.py").write_text(TYPED.read_text())
     (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "right_generic.py").write_text(GENERIC)
+    (tmp_path / "wrong_generic.py").write_text(GENERIC + WRONG_TYPE)
     found = subprocess.run(
         [
             sys.executable,
@@ -193,8 +227,7 @@ def test_types_hold_outside_the_package(tmp_path):
             "mypy",
             "--strict",
             "--follow-imports=silent",
-            "right.py",
-            "wrong.py",
+            *("right.py", "wrong.py", "right_generic.py", "wrong_generic.py"),
         ],
         cwd=tmp_path,
         env=os.environ | {"MYPYPATH": str(ROOT)},
@@ -204,12 +237,13 @@ def test_types_hold_outside_the_package(tmp_path):
         check=False,
     )
     lines = found.stdout.splitlines()
-    assert [line for line in lines if line.startswith("right.py")] == [], found.stdout
-    wrong = "\n".join(line for line in lines if line.startswith("wrong.py"))
+    assert [line for line in lines if line.startswith("right")] == [], found.stdout
+    wrong = "\n".join(line for line in lines if line.startswith("wrong"))
     for complaint in (
         'Return type "tuple[Any, Any]" of "run" incompatible',
         'Signature of "project" incompatible',
         'Argument 1 to "Alternating" has incompatible type "Neumann"; expected "AbstractLower"',
         'has no attribute "lower_gradients"',
+        '"Parameters" has no attribute "bias"',
     ):
         assert complaint in wrong, found.stdout + found.stderr
