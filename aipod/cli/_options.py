@@ -123,6 +123,10 @@ def experiment_in(arguments: Sequence[str]) -> str | None:
     words = list(_words(arguments))
     # Elsewhere a colon belongs to a host and its port.
     own = words[:1] in (["run"], ["compare"])
+    if own and any(":" in word or word in ("--resume", "--config") for word in words):
+        from aipod.cli._before import settle
+
+        settle(words)
     pairs = list(itertools.pairwise(["", *words]))
     for before, word in pairs:
         option = before.startswith("--") and before[2:].replace("-", "_") in _WITH_VALUE

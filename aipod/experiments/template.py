@@ -19,7 +19,6 @@ def task(
     noise: Annotated[float, "noise in the gradients of both levels"] = 0.01,
 ) -> tuple[aipod.Bilevel, jax.Array, jax.Array, Any]:
     """Prices that steer how a budget is spent."""
-    # Make arrays in here, not at the top of the file: then --x64 holds for them too.
     wanted = jnp.arange(1.0, goods + 1) / jnp.sum(jnp.arange(1.0, goods + 1))
     problem = aipod.Bilevel(
         # What is minimised over x, the prices: y is the best answer to them.

@@ -179,3 +179,16 @@ def test_the_template_runs_and_the_help_shows_the_flags(answers):
 def test_what_is_refused_gets_one_sentence(name, answers, place):
     refused(answers[name], REFUSED[name][1])
     assert not (place / "zero").exists()
+
+
+def test_precision_and_devices_are_settled_before_the_file_is_imported(tmp_path):
+    """An array at the top of the file starts JAX."""
+    top = TASK.replace("import aipod\n", "import aipod\n\nOFF = jnp.ones(2) / 3\n", 1)
+    top = top.replace("jnp.sum((y - 1.0) ** 2)", "jnp.sum((y - OFF.sum()) ** 2)")
+    top += "\nassert OFF.dtype == jnp.float64\n"
+    (tmp_path / "top.py").write_text(top)
+    line = ["run", "top.py:task", "--size", "2", "--steps", "2", "--mesh", "2", "--json"]
+    lines = [[*line, "--x64", "--out", "one"], ["run", "--resume", "--out", "one", "--steps", "3"]]
+    for one in lines:
+        (answer,) = answer_all([one], tmp_path)
+        assert answer.code == 0, answer.err
