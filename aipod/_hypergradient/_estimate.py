@@ -10,6 +10,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._hypergradient._face import at_face
+from aipod._misc.functions import keep
 from aipod._misc.keys import as_key, subkeys
 from aipod._misc.tree import as_arrays, is_concrete
 from aipod.problem import Bilevel, draw, grad_x_upper, implicit_term
@@ -56,6 +57,7 @@ def hypergradient(
     key = None if key is None else as_key(key)
     if key is None:
         problem, key = problem.expected(), jax.random.key(0)
+    x, y = keep(x), keep(y)
     if is_concrete((x, y)):
         problem.check(x, y)
     found, state = _hypergradient(problem, as_arrays(x), as_arrays(y), adjoint, key)

@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._hypergradient._bounded import solve_bounded
 from aipod._hypergradient._estimate import check_problem, hypergradient
+from aipod._misc.functions import keep
 from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete
 from aipod.problem import Bilevel, draw, hessian_product
 from aipod.slots.adjoint import ConjugateGradient, solve_projected
@@ -26,6 +27,7 @@ def _start(problem: Bilevel, x: PyTree, y0: PyTree | None) -> PyTree:
             f"the shape of y cannot be told from a {type(problem.lower_set).__name__} set: pass "
             "y0=, any point in the structure of y."
         )
+    x, y0 = keep(x), keep(y0)
     if is_concrete((x, y0)):
         problem.check(x, y0)
     return y0
@@ -54,7 +56,7 @@ def exact_lower(
     """
     check_steps(max_steps, "max_steps")
     y0 = as_arrays(_start(problem, x, y0))
-    x = as_arrays(x)
+    x = as_arrays(keep(x))
     solve = _newton if problem.lower_set.affine else _newton_within
     y, size, scale, solved, bent = solve(problem.expected(), x, y0, max_steps)
     if is_concrete(solved) and not bool(solved):
@@ -187,7 +189,7 @@ def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array
     gradient = exact_hypergradient(problem, x, y0)
     upper_set = problem.upper_set
     if not upper_set.affine:
-        x = as_arrays(x)
+        x = as_arrays(keep(x))
         moved = optax.tree.sub(x, upper_set.project(optax.tree.sub(x, upper_set.riesz(gradient))))
         return optax.tree.vdot(moved, moved)
     # Projected on both sides: otherwise rounding could make a tiny value negative.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._misc.functions import keep
 from aipod._misc.tree import as_arrays, cast_like
 from aipod.algorithms._advice import check_slots, smaller_steps
 from aipod.algorithms._estimates import (
@@ -116,10 +117,8 @@ class Alternating(eqx.Module):
                 f"{type(self.adjoint).__name__}.draws must be two numbers, the batches of the "
                 f"lower and of the upper level, got {draws!r}."
             )
-        lower_draws, upper_draws = draws
-        if self._power_iterations:
-            lower_draws += 1
-        return problem.hold(x, lower_draws=self.lower.draws + lower_draws, upper_draws=upper_draws)
+        lower_draws = self.lower.draws + draws[0] + (self._power_iterations > 0)
+        return problem.hold(x, lower_draws=lower_draws, upper_draws=draws[1])
 
     def init(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:
         """The state before the first step: x0 projected on the upper set, y0 as it is.
@@ -141,8 +140,9 @@ class Alternating(eqx.Module):
 
     def init_kept(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> tuple[State, Keeping | None]:
         """The state before the first step as it is kept between steps, and how that is."""
+        x0, y0 = keep((x0, y0))
         self._check(problem, x0, y0)
-        x0, y0 = as_arrays(x0), as_arrays(y0)
+        x0, y0 = as_arrays((x0, y0))
         keeping = keeping_of(self, problem, x0, y0)
         if problem.lower_set.cohorts and (keeping is None or not keeping.some):
             raise ValueError(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
+from aipod._misc.functions import keep
 from aipod._misc.tree import all_finite, cast_like
 from aipod.diagnose._findings import Notes, count, first_line
 from aipod.diagnose._measure import norm, precision, same_batch
@@ -23,6 +24,7 @@ def check_fit(notes: Notes, problem: Any, x0: PyTree, y0: PyTree) -> PyTree | No
         kind = type(problem).__name__
         notes.error("problem", f"is of type {kind}.", "pass an aipod.Bilevel.")
         return None
+    x0, y0 = keep(x0), keep(y0)
     for name, tree in (("x0", x0), ("y0", y0)):
         if total_size(tree) == 0:
             notes.error(name, "holds no numbers.", f"pass {name} in the structure of a solution.")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PyTree
 
+from aipod._misc.functions import keep, release
 from aipod._misc.tree import is_numeric
 from aipod.federated._data import client_samples, stacked_data
 from aipod.federated._partition import check_clients
@@ -25,14 +26,17 @@ def replicate(tree: PyTree, clients: int) -> PyTree:
         ```
     """
     check_clients(clients)
+    tree = keep(tree)
     odd = [leaf for leaf in jax.tree.leaves(tree) if not is_numeric(leaf)]
     if odd:
         raise ValueError(
             f"replicate: the tree holds a {type(odd[0]).__name__}, and clients hold arrays alone: "
-            "keep functions out, as with equinox.partition(model, equinox.is_array)."
+            "keep it out, as with equinox.partition(model, equinox.is_inexact_array)."
         )
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (clients, *jnp.shape(leaf))), tree
+    return release(
+        jax.tree.map(
+            lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (clients, *jnp.shape(leaf))), tree
+        )
     )
 
 
@@ -46,13 +50,16 @@ def average(tree: PyTree, weights: ArrayLike | None = None) -> PyTree:
         model = aipod.federated.average(solution.y)
         ```
     """
+    tree = keep(tree)
     leaves = jax.tree.leaves(tree)
     if not leaves or not all(is_numeric(leaf) and jnp.ndim(leaf) for leaf in leaves):
         raise ValueError("average takes a pytree of arrays with the clients on their first axis.")
     if weights is None:
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
+        return release(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree))
     shares = jnp.asarray(weights, float) / jnp.sum(jnp.asarray(weights, float))
-    return jax.tree.map(lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1), tree)
+    return release(
+        jax.tree.map(lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1), tree)
+    )
 
 
 def _per_client(value: Callable[[Any], Array], data: PyTree, weights: Array | None) -> Array:

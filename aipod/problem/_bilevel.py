@@ -91,12 +91,14 @@ class Bilevel(eqx.Module):
                 if not is_numeric(leaf):
                     raise ValueError(
                         f"{name} holds a {type(leaf).__name__}, but x and y are pytrees of arrays: "
-                        "keep functions out, as with equinox.partition(model, equinox.is_array)."
+                        "keep it out, as with equinox.partition(model, equinox.is_inexact_array)."
                     )
                 if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                     raise ValueError(
                         f"{name} must hold real floating-point arrays, found "
-                        f"{jnp.result_type(leaf)}: convert it, as in jnp.asarray({name}, float)."
+                        f"{jnp.result_type(leaf)}: convert it, as in jnp.asarray({name}, float), "
+                        "or keep it out, as with equinox.partition(model, "
+                        "equinox.is_inexact_array)."
                     )
             if not all_finite(tree):
                 raise ValueError(f"{name} holds NaN or infinity: start from a finite point.")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from aipod._misc.functions import release
 from aipod._misc.tree import to_device
 from aipod.algorithms import Alternating, State
 from aipod.problem import Bilevel
@@ -206,7 +207,8 @@ class Run:
     def _points(self) -> tuple[Any, Any]:
         state = self.placement.collect(self.books.state)
         # Compiled: ten times a second the dispatch of its operations would be seen.
-        return (state.x, state.y) if self.keeping is None else _points(self.keeping, state)
+        points = (state.x, state.y) if self.keeping is None else _points(self.keeping, state)
+        return release(points)
 
     def _after(self, chunk: Chunk, took: float) -> tuple[Books, Result | None]:
         """The books after a chunk, and a result when it was the last one."""

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from aipod._misc.files import atomic
+from aipod._misc.functions import keep, release
 from aipod._misc.keys import to_numpy
 from aipod.solving._convergence import Convergence
 from aipod.solving._history import History
@@ -64,12 +65,13 @@ def save(path: str | os.PathLike[str], solution: Any) -> Path:
     """Writes a solution, the whole file or nothing of it."""
     path = Path(path)
     path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
-    arrays = _named("x", solution.x) | _named("y", solution.y) | {"seconds": solution.seconds}
+    x, y = keep(solution.x), keep(solution.y)
+    arrays = _named("x", x) | _named("y", y) | {"seconds": solution.seconds}
     arrays |= {_COLUMN + name: np.asarray(column) for name, column in solution.history.items()}
     header = {
         "version": _VERSION,
-        "x": _described(solution.x),
-        "y": _described(solution.y),
+        "x": _described(x),
+        "y": _described(y),
         "result": solution.result.name,
         "message": solution.message,
         "ledger": dataclasses.asdict(solution.ledger),
@@ -157,11 +159,11 @@ def _described(tree: PyTree) -> Any:
 def _restored(letter: str, described: Any, arrays: Mapping[str, np.ndarray], like: PyTree) -> Any:
     own = {name[1:]: value for name, value in arrays.items() if name[:2] in _begins(letter)}
     if like is not None:
-        named, structure = jax.tree_util.tree_flatten_with_path(like)
+        named, structure = jax.tree_util.tree_flatten_with_path(keep(like))
         wanted = {jax.tree_util.keystr(place): np.shape(leaf) for place, leaf in named}
         if wanted != {name: value.shape for name, value in own.items()}:
             raise ValueError(f"{letter}0 has {wanted}, which is not what {letter} had")
-        return jax.tree.unflatten(structure, [jnp.asarray(own[name]) for name in wanted])
+        return release(jax.tree.unflatten(structure, [jnp.asarray(own[n]) for n in wanted]))
     if described is None:
         return {name: jnp.asarray(value) for name, value in own.items()}
     return _built(described, "", own)

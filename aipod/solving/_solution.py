@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 from jaxtyping import PyTree
 
+from aipod._misc.functions import release
 from aipod.algorithms import Keeping, State
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
@@ -75,14 +76,14 @@ class Solution(Shown, Generic[X, Y]):
 
     @functools.cached_property
     def x(self) -> X:
-        return self._points[0]
+        return release(self._points[0])
 
     @functools.cached_property
     def y(self) -> Y:
-        return self._points[1]
+        return release(self._points[1])
 
     @functools.cached_property
-    def _points(self) -> tuple[X, Y]:
+    def _points(self) -> tuple[PyTree, PyTree]:
         if self.keeping is None:
             return self.kept.x, self.kept.y
         return self.keeping.points(self.kept)
@@ -101,9 +102,10 @@ class Solution(Shown, Generic[X, Y]):
 
         Raises `ValueError` where the lower set is empty at that x.
         """
-        x = self.problem.upper_set.project(self.x)
-        check_nonempty(self.problem.lower_set, self.y, x)
-        return x, self.problem.lower_set.project(self.y, x)
+        x, y = self._points
+        x = self.problem.upper_set.project(x)
+        check_nonempty(self.problem.lower_set, y, x)
+        return release(x), release(self.problem.lower_set.project(y, x))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes x, y, history and ledger to one `.npz` file, which `aipod.load` reads."""
