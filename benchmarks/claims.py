@@ -3,7 +3,7 @@
     make claims                  # the short ones, some minutes
     make claims LONG=--long      # the studies too, about a quarter of an hour more
 
-The speeds need a machine without other work: their ratios halve on a busy one.
+The speeds are CPU time on one core; on a machine with other work they still vary.
 
 Each claim has a margin, wide enough for another machine and another version of JAX. The exit code
 is 1 if a measured value is outside. What needs MNIST and a GPU is not measured here: its table is
@@ -78,9 +78,9 @@ def speed(folder: Path) -> Iterator[Found]:
     line = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "--quick"]
     text = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     (ratio,) = re.findall(r"aipod.solve is ([\d.]+) times as fast", text)
-    yield Found("README.md", "solve against a NumPy loop, n = 100", 8.5, float(ratio), 4.0)
+    yield Found("README.md", "solve against a NumPy loop, n = 100", 6.5, float(ratio), 2.8)
     (added,) = re.findall(r"adds ([+-][\d.]+) % to a bare scan", text)
-    yield Found("README.md", "what solve adds to a bare scan, %", 5.0, float(added), 15.0)
+    yield Found("README.md", "what solve adds to a bare scan, %", 0.0, float(added), 25.0)
 
 
 def communication(folder: Path) -> Iterator[Found]:
