@@ -38,6 +38,8 @@ def found_in(target: str) -> tuple[types.ModuleType, Any]:
     """The module of `file.py:name` or `module:name`, and what the name stands for."""
     where, _, name = target.rpartition(":")
     module = _module(where)
+    if not name:
+        raise ValueError(f"name the function in {where} too, as in {where}:task.")
     if not hasattr(module, name):
         known = [n for n in vars(module) if not n.startswith("_")]
         raise ValueError(f"{where} has no {name!r}.{suggestion(name, known)}")
@@ -56,7 +58,7 @@ def own(target: str, taken: Mapping[str, Any]) -> Experiment:
     try:
         _, function = found_in(target)
     except ValueError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError):
+        if isinstance(error.__cause__, ModuleNotFoundError) and not where.endswith(".py"):
             raise ValueError(f"there is no experiment {shown(target)}: {error}") from error
         raise
     if not callable(function) or isinstance(function, Bilevel | Task):
@@ -224,6 +226,11 @@ def attempt(what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except ModuleNotFoundError as error:
+        if what.partition(":")[0].endswith(".py"):
+            raise ValueError(
+                f"{what} imports {error.name!r}, which is not installed here: install it into the "
+                "environment of this command."
+            ) from error
         raise ValueError(
             f"there is no module {error.name!r}: run this in its folder, or give the path of a "
             "file, as in folder/my_file.py:problem."

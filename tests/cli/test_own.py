@@ -88,6 +88,8 @@ LINES = {
 REFUSED = {
     "no file": (["run", "none.py:task"], "there is no file none.py"),
     "no function": (["run", "mine.py"], "or a function of your own, mine.py:task"),
+    "nothing named": (["run", "mine.py:"], "name the function in mine.py too"),
+    "not installed": (["run", "needs.py:task"], "imports 'nothing_here', which is not installed"),
     "no name": (["run", "mine.py:tsk"], "Did you mean task?"),
     "not a function": (["run", "mine.py:number"], "must be a function"),
     "no record": (["run", "mine.py:three"], "The record is missing"),
@@ -112,6 +114,7 @@ REFUSED = {
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("own")
     (place / "mine.py").write_text(TASK)
+    (place / "needs.py").write_text("import nothing_here\n")
     for name, file in (("old", "mine.py"), ("gone", "lost.py")):
         (place / name).mkdir()
         (place / name / "config.toml").write_text(
