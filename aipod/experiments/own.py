@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import jax
 
+from aipod._misc.functions import keep
 from aipod.experiments.base import Experiment, Metric, Panel, Task, option
 from aipod.experiments.values import Plain, shown, suggestion
 from aipod.problem import Bilevel
@@ -112,11 +113,20 @@ def _kind(made: Any) -> str:
 
 def _metrics(target: str, task: Task) -> tuple[Metric, ...]:
     """A metric for each scalar of the record, the first one first."""
+    order: list[str] = []
+
+    def recorded(x: Any, y: Any) -> Any:
+        row = task.record(x, y)
+        # JAX gives dictionaries back in the order of the alphabet.
+        order.extend(row if isinstance(row, dict) else ())
+        return row
+
     row = attempt(
         f"{target}: record",
-        lambda: scalar_columns(jax.eval_shape(task.record, task.x0, task.y0)),
+        lambda: scalar_columns(jax.eval_shape(recorded, keep(task.x0), keep(task.y0))),
     )
     names = [name for name, value in row.items() if not value.shape]
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
     if not names:
         raise ValueError(f"{target}: let record(x, y) return a number, such as {{'loss': ...}}.")
     return tuple(

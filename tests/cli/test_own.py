@@ -64,6 +64,11 @@ def whole():
     return Task(problem, x0, y0, lambda x, y: {"score": -jnp.sum(y**2)}, metrics=(shown,))
 
 
+def several():
+    """The first name is what is compared, not the first in the alphabet."""
+    return (*task()[:3], lambda x, y: {"loss": jnp.sum(y**2), "bias": x[0], "all": x})
+
+
 number = 3
 '''
 RUN = ["run", "mine.py:task", "--steps", "20"]
@@ -79,6 +84,7 @@ LINES = {
     "compare on": ["compare", "--resume", "--out", "both", "--seeds", "3", "--json"],
     "report": ["report", "one", "both", "--json"],
     "task": ["run", "mine.py:whole", "--steps", "5", "--out", "whole", "--json"],
+    "several": ["run", "mine.py:several", "--steps", "5", "--out", "several", "--json"],
     "module": ["run", "mine:task", "--steps", "5", "--out", "module", "--json"],
     "check": ["check", "mine.py:task", "--set", "size=2", "--json"],
     "new": ["new", "fresh"],
@@ -140,6 +146,7 @@ def test_a_run_has_its_options_as_flags(answers, place):
     assert {"size": 4, "bounded": True, "kind": "flat"}.items() <= found["config"].items()
     assert [m["name"] for m in found["metrics"]] == ["loss"]
     assert found["axes"] == ["projections", "step"]
+    assert [m["name"] for m in printed(answers["several"])["metrics"]] == ["loss", "bias"]
     config = tomllib.loads((place / "again" / "config.toml").read_text())
     assert len(config["task_digest"]) == 32
     assert (place / "one" / "figures" / "metrics.png").stat().st_size > 1000
