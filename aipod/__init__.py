@@ -118,7 +118,7 @@ from aipod.solving import load as load
 from aipod.solving import solve as solve
 from aipod.stepsize import Curvature as Curvature
 
-for _room in (globals(), vars(baselines), vars(callbacks), vars(data), vars(federated)):
+for _room in (globals(), *map(vars, (baselines, callbacks, data, federated, stepsize))):
     _make_readable(
         [value for name, value in _room.items() if not name.startswith("_")],
         {"StepSize": stepsize.StepSize},

@@ -13,7 +13,7 @@ from aipod._misc.signatures import words_of
 ALIASES = {"StepSize": aipod.stepsize.StepSize, "ArrayLike": ArrayLike, "Key": PRNGKeyArray}
 PUBLIC = [
     getattr(room, name)
-    for room in (aipod, aipod.federated, aipod.callbacks, aipod.data, aipod.baselines)
+    for room in (aipod, aipod.federated, aipod.callbacks, aipod.data, aipod.stepsize)
     for name in dir(room)
     if not name.startswith("_") and callable(getattr(room, name))
 ]
