@@ -84,7 +84,9 @@ ARGUMENTS = {
     "adjoint_random": Argument(values.flag, "", "the paper's random number of Neumann factors"),
     "damping": Argument(values.number, "", "a Tikhonov term on the lower Hessian"),
     "compression": Argument(
-        values.choice("bfloat16", "float16"), "", "messages of 16 bits, for e3-aipod in federations"
+        values.choice("bfloat16", "float16", "float8", "float4"),
+        "",
+        "messages of 16, 8 or 4 bits, for e3-aipod in federations",
     ),
     "growth": Argument(values.number, "", "steps on y, over the root of the outer step (BSA)"),
     "decay": Argument(values.number, "", "how fast the steps on y shrink (BSA)"),
