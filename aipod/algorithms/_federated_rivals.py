@@ -1,10 +1,10 @@
-"""Federated methods published since FedNest: SimFBO, FedMBO, and F2SA in a federation."""
+"""Federated methods published since FedNest: SimFBO, FedBiOAcc, FedMBO, and federated F2SA."""
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.problem import Scope
-from aipod.slots.adjoint import JointSteps, PassedSeries, PenalisedSteps
+from aipod.slots.adjoint import JointSteps, PassedSeries, PenalisedSteps, RecursiveSteps
 from aipod.slots.lower import ProjectedSGD, ToldLower
 from aipod.slots.upper import EveryStep, ToldUpper, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -66,6 +66,50 @@ def SimFBO(
             upper_lr, local_steps, upper_server_lr, paced_unless(given, upper_optimizer)
         ),
         scope=Scope("SimFBO", averages=True),
+    )
+
+
+def FedBiOAcc(
+    *,
+    upper_lr: StepSize | None = None,
+    lower_lr: StepSize = Curvature(),
+    adjoint_lr: StepSize = Curvature(),
+    local_steps: int = 5,
+    momentum: StepSize = 0.1,
+    upper_optimizer: optax.GradientTransformation | None = None,
+) -> Alternating:
+    """FedBiOAcc (Li, Huang and Huang, NeurIPS 2023): local steps along recursive momenta.
+
+    On client i, I times, with the directions of `SimFBO` for y, z and x, at the point where the
+    client is and at its last one, on the same samples:
+
+        v_i <- d_i(point_i) + (1 - a) (v_i - d_i(last point_i)),   point_i <- point_i - eta v_i
+
+    and then points and momenta are averaged, in one round. At first v_i = d_i. Its rule: all steps
+    O(K^(-1/3)), a = O(K^(-2/3)); both may be schedules.
+
+    Only the paper's abstract and summaries were at hand (arXiv 2302.06701: one loop for y, x and
+    the adjoint's quadratic problem, STORM's momentum for all three, averages after several local
+    steps): the equations are its published algorithm as we know it, not checked against the text.
+    As we know it, a momentum is used in the step after the one in which it was found; here it is
+    used at once, so that points and momenta travel together. Takes federations with a server, and
+    problems without constraints.
+
+    **Arguments:** `upper_lr`, `lower_lr`, `adjoint_lr`, `upper_optimizer` as in `SimFBO`, and
+
+    - `local_steps` [I]: local steps between two rounds.
+    - `momentum` [a]: the weight of the newest derivative, a number or an Optax schedule.
+
+    !!! example
+        ```python
+        solver = aipod.FedBiOAcc(upper_lr=0.01, lower_lr=0.05, adjoint_lr=0.05)
+        ```
+    """
+    return Alternating(
+        lower=ToldLower(lower_lr),
+        adjoint=RecursiveSteps(local_steps, adjoint_lr, lower_lr, upper_lr, momentum),
+        upper=ToldUpper(upper_lr, local_steps, None, paced_unless(upper_lr, upper_optimizer)),
+        scope=Scope("FedBiOAcc", averages=True),
     )
 
 
