@@ -37,10 +37,12 @@ def SimFBO(
     where P_r(z) = min(1, r / |z|) z. Nothing corrects the drift of unlike clients: where tau > 1,
     it stops near a solution, at a distance that shrinks with the local step sizes.
 
-    Only the paper's abstract was at hand: the equations are its published algorithm as we know it,
-    not checked against the text, with its weights of local steps all equal to 1. Then all clients
-    make tau steps, and ShroFBO, which divides each client's sum by the number of its steps, is the
-    same method. Takes federations with a server, and problems without constraints.
+    Only the paper's abstract and summaries were at hand (arXiv 2305.19442: one loop, three
+    variables at once, one round, aggregation on the server): the equations are its published
+    algorithm as we know it, not checked against the text or the authors' code, with its weights of
+    local steps all equal to 1. Then all clients make tau steps, and ShroFBO, which divides each
+    client's sum by the number of its steps, is the same method. Takes federations with a server,
+    and problems without constraints.
 
     **Arguments:**
 
@@ -90,7 +92,8 @@ def FedBiOAcc(
 
     Only the paper's abstract and summaries were at hand (arXiv 2302.06701: one loop for y, x and
     the adjoint's quadratic problem, STORM's momentum for all three, averages after several local
-    steps): the equations are its published algorithm as we know it, not checked against the text.
+    steps): the equations are its published algorithm as we know it, not checked against the text or
+    the authors' code.
     As we know it, a momentum is used in the step after the one in which it was found; here it is
     used at once, so that points and momenta travel together. Takes federations with a server, and
     problems without constraints.
@@ -134,13 +137,13 @@ def FedMBO(
     is that of the series with the average Hessian, without an average of vectors in between. In
     the outer step there are T + N + 1 rounds.
 
-    Only the paper's abstract and a summary were at hand (minibatch steps below, parallel series,
-    clients sampled anew in every round): the equations are its published algorithm as we know it,
-    not checked against the text. Its own series has a random number of factors; that is
-    `adjoint_random=True`. With partial participation all series run, and x is moved by those that
-    end at a client of the last round: these visit clients as the series of so many sampled clients
-    do, and bytes are counted for these alone. Takes federations with a server on one device whose
-    clients have the same weight, and problems without constraints.
+    Only the paper's abstract and a summary were at hand (arXiv 2302.05412: minibatch steps below,
+    parallel series, clients sampled anew in every round): the equations are its published algorithm
+    as we know it, not checked against the text or the authors' code. Its own series has a random
+    number of factors; that is `adjoint_random=True`. With partial participation all series run, and
+    x is moved by those that end at a client of the last round: these visit clients as the series of
+    so many sampled clients do, and bytes are counted for these alone. Takes federations with a
+    server on one device whose clients have the same weight, and problems without constraints.
 
     **Arguments:**
 
@@ -193,11 +196,12 @@ def FedF2SA(
     x, and lets lambda grow: `perturbation` may be a schedule. These are its directions in SimFBO's
     rounds. By its abstract MemFBO (Yang, Xiao, Ma and Ji, AAAI 2025) has this shape too, a single
     loop of first-order local steps; its equations were not at hand, and this is not MemFBO. Of the
-    F2SA paper, too, only the abstract was: its directions are those we know. Here y and u share
-    their batches of g, so that noise cancels. A `Curvature` as a step size measures by products
-    with the Hessian; numbers do without. The fixed points are off by O(delta); where tau > 1
-    and clients differ, by their drift too. Takes federations with a server, and problems without
-    constraints.
+    F2SA paper (arXiv 2301.10945), too, only the abstract was. The three directions were checked
+    against the F2SA solver of benchopt's benchmark_bilevel, which others wrote: they are the same,
+    but that it takes both derivatives of f at y, not at u. Here y and u share their batches of g,
+    so that noise cancels. A `Curvature` as a step size measures by products with the Hessian;
+    numbers do without. The fixed points are off by O(delta); where tau > 1 and clients differ, by
+    their drift too. Takes federations with a server, and problems without constraints.
 
     **Arguments:** those of `SimFBO` but for `radius`, with u in place of z, and
 
