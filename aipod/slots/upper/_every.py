@@ -117,7 +117,9 @@ class EveryStep(AbstractUpper):
             # The server has the mean; the clients go on from what they hear of it.
             direction = heard = told(upper_set.tangent(direction), heard, self.compression)
         if self.optimizer is not None:
-            along, length = mapped(upper_set, x, direction, state.length)
+            along, length = cast_like(direction, x), None
+            if heard is None:
+                along, length = mapped(upper_set, x, direction, state.length)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
