@@ -99,7 +99,8 @@ class OneRoundAdjoint(AbstractAdjoint):
     - `damping`: a Tikhonov term, G + damping I. Where the lower level is not convex, an undamped
         warm start grows without bound. By default it is 0 as long as G bends up along every u that
         was seen, and afterwards large enough for what was seen.
-    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
+        for 4, with error feedback.
     - `optimizer`: moves u as the `optimizer` of `OneRound` moves y. By default
         `restarted_momentum(0.9, growth=0)` in a federation, and nothing elsewhere.
 
