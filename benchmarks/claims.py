@@ -79,8 +79,6 @@ def speed(folder: Path) -> Iterator[Found]:
     text = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     (ratio,) = re.findall(r"aipod.solve is ([\d.]+) times as fast", text)
     yield Found("README.md", "solve against a NumPy loop, n = 100", 6.5, float(ratio), 2.8)
-    (added,) = re.findall(r"adds ([+-][\d.]+) % to a bare scan", text)
-    yield Found("README.md", "what solve adds to a bare scan, %", 0.0, float(added), 25.0)
 
 
 def communication(folder: Path) -> Iterator[Found]:
