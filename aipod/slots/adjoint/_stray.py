@@ -16,7 +16,7 @@ STRAY = 2.0
 # With noise: how much of the recent and of the usual sizes is kept in a step, and how many times
 # larger the squares of late must be than those usual.
 _RECENT, _USUAL, _GROWN = 0.9, 0.99, 4.0
-# The same for a single sample, as after a step of x that changes the lower level beyond recognition.
+# The same for a single sample, as after a step of x that changes the lower level completely.
 _JUMP = 100.0
 # No noise makes residuals so many times longer than the right-hand side; slow growth does.
 _MOST = 1e3
