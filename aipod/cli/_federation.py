@@ -61,6 +61,13 @@ def door(listen: str, link: str, certificate: Path, key: Path, authority: Path |
     serve(listen, link, certificate=str(certificate), key=str(key), authority=trust)
 
 
+def node(arguments: list[str]) -> None:
+    _federation(Path())  # says what to install if Flower is missing
+    from aipod.flower._warm import run_node
+
+    run_node(arguments)
+
+
 def down(folder: Path) -> None:
     ended = _federation(folder).down()
     err.print(f"ended {', '.join(ended)}" if ended else f"nothing was running from {folder}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ def solver_digest(solver: Alternating) -> str:
     """Differs between solvers with different arguments; the same on server and clients."""
     text = eqx.tree_pformat(solver, short_arrays=False)
     return digest_text(text, digits=16, keep_at=False)
+
+
+# Set when this client has made the last step of a run: a process that stays has done its work.
+run_ended = threading.Event()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +226,8 @@ class Session:
             new = self.gate.settled(state, new, asked, release)
             state, answers, asked = new, self._worker.no_answers(), None
             report()
+        if int(state.step) >= last:
+            run_ended.set()
         draft = Draft(state, models, pausing, asked, used, answers)
         release = self.gate.release(draft, release)
         self._save(store, _Kept(state, answers, kept.exchange, release))

@@ -18,6 +18,7 @@ from aipod.flower._mailbox import Tables, ready
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves
 from aipod.flower._privacy import check_covered
+from aipod.flower._short import digest_of, known_rows, lengthened, shortened, with_known
 
 
 class LostStateError(ValueError):
@@ -122,7 +123,11 @@ class AbstractGate(abc.ABC):
                     if self.secure
                     else {f"asked:{name}": vector}
                 )
-        return Parcel({"step": int(draft.state.step)}, arrays)
+        return Parcel({"step": int(draft.state.step), **self.words(draft)}, arrays)
+
+    def words(self, draft: Draft) -> dict[str, Word]:
+        """What a reply says besides."""
+        return {}
 
     def vectors(self, draft: Draft, release: Release | None) -> dict[str, np.ndarray]:
         """The open questions by `table.row.kind`, as they may leave: alone, or under masks."""
@@ -149,6 +154,24 @@ class Gate(AbstractGate):
     def private(self) -> bool:
         return False
 
+    def words(self, draft: Draft) -> dict[str, Word]:
+        if self.solver.wire is None or draft.asked is None:
+            return {}
+        return {"known": digest_of(known_rows(draft.state))}
+
+    def vectors(self, draft: Draft, release: Release | None) -> dict[str, np.ndarray]:
+        """In 16 bits where the solver says so, but for single numbers."""
+        found, wire = AbstractGate.vectors(self, draft, release), self.solver.wire
+        if wire is None:
+            return found
+        known = known_rows(draft.state)
+        return {
+            name: shortened(value, known[row], wire)
+            if (row := name.rpartition(".")[0]) in known
+            else value
+            for name, value in found.items()
+        }
+
     def check_leave(self, shared: bool) -> None:
         if self.secure:
             check_shared(shared)
@@ -157,7 +180,15 @@ class Gate(AbstractGate):
         return None
 
     def settled(self, old: State, new: State, asked: Tables, last: Release | None) -> State:
-        return new
+        wire = self.solver.wire
+        if wire is None:
+            return new
+        rows = {}
+        for row, known in known_rows(old).items():
+            table, _, number = row.partition(".")
+            sent = shortened(np.asarray(asked[table].values)[int(number)], known, wire)
+            rows[row] = lengthened(sent, known, wire)
+        return with_known(new, rows)
 
     def _shown(self, state: State) -> State:
         return forget_own(self.solver, state) if self.secure else state

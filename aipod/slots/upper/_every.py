@@ -114,7 +114,11 @@ class EveryStep(AbstractUpper):
             kept = UpperState(own, seen, known, length=length)
             return new, kept, turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
-        new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
+        if self.compression is None:
+            new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
+        else:
+            # The same, as all clients have one x: what is averaged is what they have sent.
+            new = cast_like(axpy(x, -lr, upper_set.tangent(direction)), x)
         if turn.problem.upper_set.constrained:
             seen = by_difference(state.seen, x, new, lr)
         else:
