@@ -136,8 +136,8 @@ class Session:
         release = None
         if extra.get("release"):
             sent = {n.removeprefix("sent "): v for n, v in columns.items() if n.startswith("sent ")}
-            step, digest = extra["release"]
-            release = Release(int(step), str(digest), sent)
+            step, digest, number = extra["release"]
+            release = Release(int(step), str(digest), sent, int(number))
         return _Kept(state, answers, int(extra["exchange"]), release)
 
     def _save(self, store: Checkpoints, kept: _Kept) -> None:
@@ -148,7 +148,7 @@ class Session:
         extra: dict[str, Any] = {"exchange": kept.exchange}
         if kept.release is not None:
             columns |= {f"sent {name}": value for name, value in kept.release.values.items()}
-            extra["release"] = [kept.release.step, kept.release.digest]
+            extra["release"] = [kept.release.step, kept.release.digest, kept.release.number]
         store.save(kept.state, columns, extra)
 
     def _exchange(self, store: Checkpoints, request: Parcel) -> Parcel:

@@ -6,6 +6,7 @@ everything it knows before an answer leaves. It does not know what the numbers m
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -26,6 +27,9 @@ from aipod.flower._reply import Expected
 from aipod.flower._roll import Roll
 from aipod.flower._unmask import SecureRounds
 
+# How often a client may lose its state before it is refused: each time all corrections begin anew,
+# and without corrections clients that differ go astray.
+_LOSSES = 3
 # Seconds between two looks for clients that have come back.
 _LOOK = 1.0
 
@@ -57,6 +61,7 @@ class Coordinator:
         self._save, self._record, self._log = save, record, log
         self._cuts, self._expected = Cuts(terms.cut, log), expected
         self._newest: set[str] = set(progress.answers)
+        self._lost: Counter[int] = Counter()
         self._roll = roll = Roll(post, terms, progress, digest, log)
         self._exchanges = Exchanges(post, terms, progress, roll, expected, self._look, log)
         self._sums = SecureRounds(self._exchanges, roll, terms, progress, expected)
@@ -149,6 +154,17 @@ class Coordinator:
             return False
         return owed.step <= hello.step and hello.exchange <= self.progress.exchange
 
+    def _late(self) -> list[Hello]:
+        """Clients that are back; those that lose their state again and again are refused."""
+        late = [h for i, h in self._roll.arrived.items() if i not in self._roll.members]
+        for hello in late:
+            if self._lost[hello.index] >= _LOSSES and self._is_lost(hello):
+                self._roll.turn_out(hello, f"it has lost its state {_LOSSES} times before")
+        return [hello for hello in late if hello.index in self._roll.arrived]
+
+    def _is_lost(self, hello: Hello) -> bool:
+        return hello.index in self.progress.counted and not self._sane(hello)
+
     def _admit(self, replies: Replies) -> Replies:
         """Lets clients that missed a round, or lost their state, go on from where the others are.
 
@@ -156,7 +172,7 @@ class Coordinator:
         corrections, those of the others no longer add up to zero: then all of them begin anew.
         """
         terms, progress = self.terms, self.progress
-        late = [h for i, h in self._roll.arrived.items() if i not in self._roll.members]
+        late = self._late()
         first = next(iter(replies.values()))
         if not late or first.step == progress.step or not first.finite:
             return replies
@@ -169,7 +185,9 @@ class Coordinator:
         if not given:
             return {index: replies[index] for index in paused}
         shared = self._mean(given)
-        reset = any(h.index in progress.counted and not self._sane(h) for h in late)
+        lost = [h.index for h in late if self._is_lost(h)]
+        reset = bool(lost)
+        self._lost.update(lost)
         parcels = {}
         for hello in late:
             missed = hello.index in progress.owed and hello.index in progress.counted

@@ -64,7 +64,7 @@ class Exchanges:
         tickets = self._post.send({node: parcels[i] for node, i in nodes.items()}, timeout)
         waiting = {ticket: nodes[node] for node, ticket in tickets.items()}
         for index in set(parcels) - set(waiting.values()):
-            self._drop(index, "its node cannot be reached")
+            self.drop(index, "its node cannot be reached")
         replies: dict[int, Read] = {}
         deadline = time.monotonic() + timeout
         while waiting:
@@ -77,10 +77,10 @@ class Exchanges:
                 except BadReplyError as error:
                     if isinstance(error, StrayedError):
                         self.strayed.add(index)
-                    self._drop(index, str(error))
+                    self.drop(index, str(error))
             if waiting and time.monotonic() > deadline:
                 for index in waiting.values():
-                    self._drop(index, f"no reply in {timeout:g} s")
+                    self.drop(index, f"no reply in {timeout:g} s")
                 break
             if waiting:
                 self._look()
@@ -109,10 +109,11 @@ class Exchanges:
                 reason = f"it is at outer step {step}, others at {common[1]}"
             else:
                 reason = "it asks for other things than the others: has it other versions?"
-            self._drop(index, reason)
+            self.drop(index, reason)
         return {index: replies[index] for index, kind in kinds.items() if kind == common}
 
-    def _drop(self, index: int, reason: str) -> None:
+    def drop(self, index: int, reason: str) -> None:
+        """The client is absent from now on."""
         self._log(f"client {index} is absent: {reason}")
         self.absent[index] = reason
         self._roll.leave(index)

@@ -41,11 +41,13 @@ class Release:
 
     - `digest`: of what was behind it. The same content is answered with the same message; any
         other content is a release of its own.
+    - `number`: of the release in the client's account.
     """
 
     step: int
     digest: str
     values: Mapping[str, np.ndarray]
+    number: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Terms:
     wait: float = 600.0
     clients: int | None = None
     weights: tuple[float, ...] | None = None
-    weight_ratio: float = 1e3
+    weight_ratio: float = 10.0
     nodes: tuple[int, ...] | None = None
     average: AbstractAverage | None = None
     cut: float = 100.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import TABLES, empty_tables
-from aipod.flower._masks import as_bytes
+from aipod.flower._masks import as_bytes, usable
 from aipod.flower._parcel import Parcel, plain
 from aipod.flower._parts import model_leaves, shared_leaves, with_shared
 from aipod.flower._progress import Hello, Terms
@@ -194,7 +194,9 @@ def _key(word: Any) -> bytes:
         return b""
     if not isinstance(word, str) or not re.fullmatch(r"[0-9a-f]{64}", word):
         raise BadReplyError(f"its key is {plain(word)}, not 32 bytes in hexadecimal digits")
-    return bytes.fromhex(word)
+    if not usable(key := bytes.fromhex(word)):
+        raise BadReplyError("nobody can agree on anything with its key")
+    return key
 
 
 def _failure(word: Any) -> str:

@@ -138,7 +138,10 @@ class Sums:
         secret, own = os.urandom(_masks.SECRET), os.urandom(_masks.SECRET)
         needed = needed_shares(len(peers))
         parts = [_masks.split(one, list(peers), needed) for one in (secret, own)]
-        sent = {"seal:key": _masks.public_of(_masks.key_of(secret))}
+        sent = {
+            "seal:key": _masks.public_of(_masks.key_of(secret)),
+            "seal:own": _masks.commitment(own),
+        }
         for other, public in peers.items():
             letter = parts[0][other] + parts[1][other]
             if other != self._index:

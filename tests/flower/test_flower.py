@@ -346,6 +346,28 @@ class Killed(BaseException):
     """The server's process ends in the midst of it."""
 
 
+def test_a_client_that_loses_its_state_again_and_again_is_refused(ridge, tmp_path, eager):
+    """Each time corrections begin anew; without them the others would go astray."""
+    resets = []
+
+    def before(node, message):
+        if message.metadata.message_type == "train.exchange":
+            words = from_records(message.content).words
+            if node == NODES[0] and words["step"] >= 0:
+                for folder in (tmp_path / "states").glob("*/client-0"):
+                    shutil.rmtree(folder)
+            elif node == NODES[1] and words.get("reset"):
+                resets.append(words["step"])
+
+    _, columns, _, error = serve(
+        ridge, E3, tmp_path, {"outer-steps": 14, "min-nodes": 2}, before=before, record=both
+    )
+    assert error is None
+    # At the start, and three times for the client that loses its state.
+    assert len(resets) == 4
+    assert columns["history:step"].tolist() == list(range(1, 15))
+
+
 @pytest.mark.parametrize("at", [5, 11])
 def test_a_killed_server_goes_on_bit_for_bit(ridge, tmp_path, at):
     whole = serve(ridge, E3, tmp_path / "whole", {"outer-steps": 4}, record=both)[1]
