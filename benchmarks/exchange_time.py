@@ -28,7 +28,7 @@ def seconds(folder: Path, *, warm: bool, tls: bool, nodes: int, steps: int) -> d
     app, run = folder / "my-app", folder / "run"
     write_app(app)
     project = app / "pyproject.toml"
-    text = project.read_text().replace("outer-steps = 10", f"outer-steps = {steps}")
+    text = project.read_text().replace("outer-steps = 12", f"outer-steps = {steps}")
     project.write_text(text)
     federation = Federation(folder / "federation", warm=warm)
     began = time.monotonic()

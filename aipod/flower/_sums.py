@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from aipod._misc.files import private_folder, read_private, write_bytes, write_text
@@ -189,7 +190,10 @@ class Sums:
         held = {self._index: kept["mine"]}
         for other, letter in letters.items():
             key = self._letter_key(number, other, peers[other], back=True)
-            held[other] = _masks.opened(key, letter).hex()
+            try:
+                held[other] = _masks.opened(key, letter).hex()
+            except InvalidTag:
+                raise ValueError(f"the letter of client {other} cannot be opened.") from None
         self._write(kept | {"masked": digest, "held": held})
         total = flat + _masks.mask(_masks.own_key(bytes.fromhex(kept["own"])), flat.size)
         for other, public in keys.items():
