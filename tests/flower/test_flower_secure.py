@@ -217,6 +217,11 @@ def test_wrong_shares_are_found_out_and_do_not_spoil_the_sum(liar):
     total, wrong = _unmask.total("run", 1, begun(sealed), masked, given)
     np.testing.assert_allclose(total["y.0.1"], 13.0, atol=1e-8)
     assert wrong == {liar}
+    # Shares that belong together, of a secret that nobody has committed to.
+    other = _masks.split(b"another secret of one and thirty"[:31], range(6), 4)
+    for own in (True, False):
+        with pytest.raises(ValueError, match="of client 3 do not belong together"):
+            begun(sealed).secret(3, own, other)
     given = {i: {j: bytes(32) for j in shares} for i, shares in given.items()}
     with pytest.raises(ValueError, match="do not belong together"):
         _unmask.total("run", 1, begun(sealed), masked, given)
