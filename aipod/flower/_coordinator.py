@@ -205,7 +205,7 @@ class Coordinator:
             return {index: replies[index] for index in paused} | self._exchanges.send(parcels)
         self._log("a client lost its corrections: those of all clients begin anew at zero")
         progress.counted, progress.owed = set(), {}
-        # With messages of 16 bits all must begin from the very same numbers.
+        # With short messages all must begin from the very same numbers.
         common = None if self._expected.wire is None else shared
         self._begin_known(paused, shared)
         parcels |= dict.fromkeys(paused, _requests.restart(terms, progress, common))

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from aipod.algorithms import Alternating, State
-from aipod.flower._mailbox import Tables, ready
+from aipod.flower._mailbox import DIRECTION, Tables, ready
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves
 from aipod.flower._privacy import check_covered
-from aipod.flower._short import digest_of, known_rows, lengthened, shortened, with_known
+from aipod.flower._short import digest_of, known_rows, lengthened, shortened, sizes_of, with_known
 
 
 class LostStateError(ValueError):
@@ -162,13 +162,17 @@ class Gate(AbstractGate):
         return {"known": digest_of(known_rows(draft.state))}
 
     def vectors(self, draft: Draft, release: Release | None) -> dict[str, np.ndarray]:
-        """In 16 bits where the solver says so, but for single numbers."""
+        """Short where the solver says so, but for single numbers."""
         found, wire = AbstractGate.vectors(self, draft, release), self.solver.wire
         if wire is None:
             return found
-        known = known_rows(draft.state)
+        known, sizes = known_rows(draft.state), sizes_of(draft.state)
+        if any(name[0] == "x" and not name.endswith(f".{DIRECTION}") for name in found):
+            raise ValueError(
+                "compression is not sent over Flower where x has bounds: leave it out."
+            )
         return {
-            name: shortened(value, known[row], wire)
+            name: shortened(value, known[row], wire, sizes[name[0]])
             if (row := name.rpartition(".")[0]) in known
             else value
             for name, value in found.items()
@@ -188,8 +192,9 @@ class Gate(AbstractGate):
         rows = {}
         for row, known in known_rows(old).items():
             table, _, number = row.partition(".")
-            sent = shortened(np.asarray(asked[table].values)[int(number)], known, wire)
-            rows[row] = lengthened(sent, known, wire)
+            parts = sizes_of(old)[table]
+            sent = shortened(np.asarray(asked[table].values)[int(number)], known, wire, parts)
+            rows[row] = lengthened(sent, known, wire, parts)
         return with_known(new, rows)
 
     def _shown(self, state: State) -> State:

@@ -169,7 +169,7 @@ class _Round(AbstractRound):
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
         # A mean may leave corrections out, as they add up to zero; a robust average may not, nor
-        # may messages of 16 bits, which say how far a point has moved.
+        # may short messages, which say how far a point has moved.
         if self.base.bare:
             return self._ask(axpy(y, -1, correction), POINT, y)
         return self.project(y)

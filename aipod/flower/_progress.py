@@ -118,7 +118,7 @@ class Progress:
     - `clients`, `weights`: how many clients there are, and the weights of those that are known.
     - `owed`: for each client that dropped out, the averages it may have missed.
     - `counted`: the clients that took part since all corrections were zero.
-    - `known`: with messages of 16 bits, what is known of each client, by `table.row`.
+    - `known`: with short messages, what is known of each client, by `table.row`.
     """
 
     run: str

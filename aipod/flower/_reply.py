@@ -18,7 +18,7 @@ from aipod.flower._masks import as_bytes, usable
 from aipod.flower._parcel import Parcel, plain
 from aipod.flower._parts import model_leaves, shared_leaves, with_shared
 from aipod.flower._progress import Hello, Terms
-from aipod.flower._short import Rows, digest_of, first_rows, lengthened
+from aipod.flower._short import Rows, digest_of, first_rows, lengthened, short_size, sizes_of
 
 _QUESTION = re.compile(r"(x|y|number)\.(0|[1-9][0-9]{0,5})\.[1-5]")
 _MODEL = re.compile(r"model@([1-9][0-9]{0,9})")
@@ -63,6 +63,7 @@ class Expected:
         tables = empty_tables(x, y, [1] * len(TABLES))
         self._rows = _kinds({name: table.values[0] for name, table in tables.items()})
         self._solver, self._state, self.wire = solver, state, solver.wire
+        self._sizes = sizes_of(state)
 
     def first_known(self, shared: Mapping[str, np.ndarray]) -> Rows:
         """What is known of a client that begins from this state; empty unless it is needed."""
@@ -76,7 +77,7 @@ class Expected:
         **Arguments:**
 
         - `last`: the last step that a client can be at.
-        - `known`: with messages of 16 bits, what is known of the client.
+        - `known`: with short messages, what is known of the client.
         """
         if "error" in parcel.words:
             raise BadReplyError(_failure(parcel.words["error"]))
@@ -115,16 +116,17 @@ class Expected:
     def _whole_vector(
         self, full: str, value: np.ndarray, table: str, known: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """What a question holds, from 16 bits where that is how it was sent."""
+        """What a question holds, also where it was sent short."""
         dtype, shape = self._rows[table]
         if self.wire is None or table == "number":
             _require(full, value, (dtype, shape))
             return value
-        _require(full, value, (np.dtype(np.uint16), shape))
+        sizes = self._sizes[table]
+        _require(full, value, (np.dtype(np.uint8), (short_size(sizes, self.wire),)))
         row = full.partition(":")[2].rpartition(".")[0]
         if row not in known:
             raise BadReplyError(f"it sent {plain(full)}, which nobody asked for")
-        return lengthened(value, known[row], self.wire)
+        return lengthened(value, known[row], self.wire, sizes)
 
     def _recorded(self, step: int, reached: int) -> int:
         terms = self._terms

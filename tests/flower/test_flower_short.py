@@ -1,4 +1,4 @@
-"""Messages of 16 bits on Flower: the simulation's numbers, whatever is lost or damaged."""
+"""Short messages on Flower: the simulation's numbers, whatever is lost or damaged."""
 
 import dataclasses
 import itertools
@@ -17,8 +17,11 @@ from aipod.flower import _coordinator
 from aipod.flower._client import Session
 from aipod.flower._local import Worker, initial_state, without_the_rest
 from aipod.flower._post import from_records
+from aipod.flower._short import lengthened, short_size, shortened
 from aipod.flower._sums import Wish
 from aipod.sets import TrimmedMean
+from aipod.slots import message_bytes
+from aipod.slots._compression import KINDS, told
 from tests.federated.test_federated import client_data
 from tests.flower.test_flower import NODES, SEED, both, serve
 from tests.flower.test_flower_hostile import asked, changed, is_exchange, value, words
@@ -70,8 +73,9 @@ def same(columns, expected):
         SHORT,
         aipod.E3AiPOD(**FIXED, upper_lr=0.05, compression="float16"),
         aipod.E3AiPOD(lower_steps=3, compression="bfloat16"),
+        aipod.E3AiPOD(**FIXED, upper_lr=0.05, compression="float4"),
     ],
-    ids=["optimiser", "step size", "defaults"],
+    ids=["optimiser", "step size", "defaults", "4 bits"],
 )
 def test_the_trajectory_and_the_bytes_are_the_simulation_s(ridge, tmp_path, solver):
     """The numbers that the defaults need, for step sizes and for the pace of x, travel whole.
@@ -88,7 +92,7 @@ def test_the_trajectory_and_the_bytes_are_the_simulation_s(ridge, tmp_path, solv
     columns, found = run(ridge, tmp_path, solver=solver, lie=watch), simulated(ridge, solver)
     same(columns, found)
     assert columns["history:bytes_up"].tolist() == found["bytes_up"].tolist()
-    assert kinds - {("n", "float64")} == {("x", "uint16"), ("y", "uint16")}
+    assert kinds - {("n", "float64")} == {("x", "uint8"), ("y", "uint8")}
 
 
 def test_replies_that_are_lost_and_a_client_that_is_killed_change_nothing(
@@ -135,7 +139,10 @@ def test_a_client_that_lost_its_disk_makes_all_begin_anew_together(ridge, tmp_pa
 
 
 def bits(pattern):
-    return value(lambda old: np.full_like(old, pattern) if old.dtype == np.uint16 else old)
+    def filled(old):
+        return np.full(old.size // 2, pattern, np.uint16).view(np.uint8)
+
+    return value(lambda old: filled(old) if old.dtype == np.uint8 else old)
 
 
 HOSTILE = {
@@ -145,7 +152,7 @@ HOSTILE = {
     "too short": value(lambda old: old[:-1]),
     "too long": value(lambda old: np.tile(old, 1000)),
     "a row that nobody has": asked(lambda name, old: (name.replace("y.1.", "y.7."), old)),
-    "a number in 16 bits": asked(lambda name, old: (name.replace("y.1.", "number.0."), old)),
+    "a number in bytes": asked(lambda name, old: (name.replace("y.1.", "number.0."), old)),
     "other bits than it says": words(known="0" * 16),
     "no word about it": words(known=None),
     "a word of another kind": words(known=7),
@@ -173,6 +180,32 @@ def test_damaged_messages_are_refused_and_leave_no_trace(ridge, tmp_path, expect
     else:
         gap = np.abs(columns["history:y"] - expected["y"]).max(axis=1)
         assert gap[0] < 1e-9 < gap[-1] < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_rounded_as_the_simulation_rounds(kind):
+    """Two arrays in a row, each with its own largest number, one of them zero."""
+    rng = np.random.default_rng(0)
+    for size in (5, 8):
+        parts = rng.normal(size=size) * np.geomspace(1e-4, 3, size), np.zeros(3), rng.normal(size=1)
+        value, known = np.concatenate(parts), rng.normal(size=size + 4)
+        sizes = [size, 3, 1]
+        raw = shortened(value, known, kind, sizes)
+        assert (
+            raw.nbytes == sum(message_bytes(one, kind) for one in sizes) == short_size(sizes, kind)
+        )
+        ends = np.cumsum(sizes)[:-1]
+        pairs = zip(np.split(value, ends), np.split(known, ends), strict=True)
+        told_ = np.concatenate([told(a[None], b[None], kind)[0] for a, b in pairs])
+        np.testing.assert_allclose(lengthened(raw, known, kind, sizes), told_, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["float8", "float4"])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0])
+def test_largest_numbers_that_are_none_are_noticed(kind, scale):
+    raw = shortened(np.arange(4.0), np.zeros(4), kind, [4])
+    raw[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
+    assert not np.isfinite(lengthened(raw, np.zeros(4), kind, [4])).all()
 
 
 def test_it_goes_with_robust_averages(tmp_path):
