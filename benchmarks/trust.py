@@ -6,8 +6,9 @@
 
 `privacy`: E3-AiPOD with each client's vectors cut and noisy, as `aipod.flower.Privacy` does it, for
 epsilon 8, 4 and 2 at delta 1e-5; the noise is each client's own (`local`), or that of the sum, as
-with secure sums (`distributed`). `liars`: accuracy against the share of attackers, with and without
-defence. It needs nothing beyond what `aipod` itself needs.
+with secure sums (`distributed`). `--momentum` adds the momentum that `E3AiPOD` has by default.
+`liars`: accuracy against the share of attackers, with and without defence. It needs nothing beyond
+what `aipod` itself needs.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 from scipy.special import log_ndtr
 
@@ -37,6 +39,7 @@ from aipod.slots.upper import EveryStep
 
 DELTA = 1e-5
 LEVELS = (0.80, 0.85, 0.90)
+Case = dict[str, Any]
 
 
 # Privacy
@@ -69,95 +72,76 @@ def covered(sent: Any, known: Any, clip: jax.Array, deviation: jax.Array, key: A
 
 
 class Terms(eqx.Module):
+    """How each client's vectors are covered."""
+
     clip: jax.Array
     deviation: jax.Array
     corrected: bool = eqx.field(static=True)
 
+    def cover(self, sent: Any, known: Any, key: Any) -> Any:
+        return covered(sent, known, self.clip, self.deviation, key)
 
-def _kept(state: Any, terms: Terms) -> Any:
-    if terms.corrected:
-        return state
-    zeros = jax.tree.map(jnp.zeros_like, state.correction)
-    return dataclasses.replace(state, correction=zeros)
-
-
-class Kept(eqx.Module):
-    inner: Any
-    start: Any
+    def kept(self, state: Any) -> Any:
+        if self.corrected:
+            return state
+        zeros = jax.tree.map(jnp.zeros_like, state.correction)
+        return dataclasses.replace(state, correction=zeros)
 
 
 class PrivateLower(AbstractLower):
-    """`OneRound`, whose y_hat leaves a client covered; corrections go by what was sent."""
+    """`OneRound`, whose y_hat leaves a client covered."""
 
     inner: OneRound
     terms: Terms
-
-    @property
-    def lr(self) -> Any:
-        return self.inner.lr
+    lr: float
+    deferred = True
 
     @property
     def draws(self) -> int:
         return self.inner.draws
 
-    @property
-    def deferred(self) -> bool:
-        return True
-
     def init(self, problem: Any, x: Any, y: Any) -> Any:
-        return Kept(self.inner.init(problem, x, y), y)
+        return self.inner.init(problem, x, y)
 
     def own(self, state: Any) -> Any:
-        return Kept(self.inner.own(state.inner), jax.tree.map(lambda _: False, state.start))
+        return self.inner.own(state)
 
     def run(self, turn: Any, state: Any) -> Any:
-        end, inner, cost = self.inner.run(turn, state.inner)
-        return end, Kept(inner, turn.y), cost
+        return self.inner.run(turn, state)
 
     def settle(self, turn: Any, state: Any) -> Any:
-        key = jax.random.fold_in(turn.key, 101)
-        sent = covered(turn.y, state.start, self.terms.clip, self.terms.deviation, key)
-        y, inner = self.inner.settle(turn._replace(y=sent), state.inner)
-        return y, Kept(_kept(inner, self.terms), y)
+        sent = self.terms.cover(turn.y, turn.start, jax.random.fold_in(turn.key, 101))
+        y, state = self.inner.settle(turn._replace(y=sent), state)
+        return y, self.terms.kept(state)
 
 
 class PrivateAdjoint(AbstractAdjoint):
-    """`OneRoundAdjoint` in the same way."""
+    """`OneRoundAdjoint`, whose u_hat leaves a client covered."""
 
     inner: OneRoundAdjoint
     terms: Terms
-
-    @property
-    def lr(self) -> Any:
-        return self.inner.lr
+    lr: float
+    deferred = True
 
     @property
     def draws(self) -> tuple[int, int]:
         return self.inner.draws
 
-    @property
-    def deferred(self) -> bool:
-        return True
-
     def init(self, problem: Any, x: Any, y: Any) -> Any:
-        inner = self.inner.init(problem, x, y)
-        return Kept(inner, inner.u)
+        return self.inner.init(problem, x, y)
 
     def own(self, state: Any) -> Any:
-        return Kept(self.inner.own(state.inner), jax.tree.map(lambda _: False, state.start))
+        return self.inner.own(state)
 
     def health(self, state: Any) -> Any:
-        return self.inner.health(state.inner)
+        return self.inner.health(state)
 
     def solve(self, turn: Any, upper_batch: Any, state: Any) -> Any:
-        z, inner, cost = self.inner.solve(turn, upper_batch, state.inner)
-        return z, Kept(inner, state.inner.u), cost
+        return self.inner.solve(turn, upper_batch, state)
 
     def settle(self, turn: Any, state: Any) -> Any:
-        key = jax.random.fold_in(turn.key, 102)
-        sent = covered(state.inner.u, state.start, self.terms.clip, self.terms.deviation, key)
-        inner = self.inner.settle(turn, dataclasses.replace(state.inner, u=sent))
-        return Kept(_kept(inner, self.terms), inner.u)
+        sent = self.terms.cover(state.u, turn.start.u, jax.random.fold_in(turn.key, 102))
+        return self.terms.kept(self.inner.settle(turn, dataclasses.replace(state, u=sent)))
 
 
 class PrivateMean(AbstractAgreement):
@@ -171,8 +155,7 @@ class PrivateMean(AbstractAgreement):
 
     def tangent(self, v: Any) -> Any:
         zero = jax.tree.map(jnp.zeros_like, v)
-        key = jax.random.fold_in(self.key, 103)
-        return Consensus().tangent(covered(v, zero, self.terms.clip, self.terms.deviation, key))
+        return Consensus().tangent(self.terms.cover(v, zero, jax.random.fold_in(self.key, 103)))
 
     def residual(self, y: Any, x: Any = None) -> Any:
         return Consensus().residual(y)
@@ -184,109 +167,62 @@ class PrivateMean(AbstractAgreement):
         return bytes_of_one_client(y)
 
 
-def private_run(arguments: argparse.Namespace, epsilon: float | None, where: str, seed: int) -> Any:
-    experiment = load("hyper-representation")
-    task = experiment.build(
-        experiment.options(
-            data=arguments.data,
-            clients=arguments.clients,
-            partition=arguments.partition,
-            problem_seed=seed,
-        )
-    )
-    steps, noise = arguments.steps, 0.0
-    if epsilon is not None:
-        noise = noise_for(epsilon, steps) / (
-            math.sqrt(arguments.clients) if where == "distributed" else 1.0
-        )
-    clip = arguments.clip
+def private(arguments: argparse.Namespace, case: Case, task: Any) -> tuple[Any, Any]:
+    """The task with privacy: its problem, and E3-AiPOD with covered messages."""
+    noise = 0.0
+    if case["epsilon"] is not None:
+        noise = noise_for(case["epsilon"], arguments.steps)
+        noise /= math.sqrt(arguments.clients) if case["noise from"] == "distributed" else 1.0
     # Without noise nothing is cut either.
-    cut = jnp.asarray(clip if noise else jnp.inf)
-    terms = Terms(cut, jnp.asarray(noise * clip), arguments.corrections)
+    cut = jnp.asarray(arguments.clip if noise else jnp.inf)
+    terms = Terms(cut, jnp.asarray(noise * arguments.clip), arguments.corrections)
+    lr, plain = arguments.lower_lr, None if arguments.momentum else optax.sgd(1.0)
     solver = Alternating(
-        lower=PrivateLower(OneRound(lr=arguments.lower_lr, steps=arguments.lower_steps), terms),
-        adjoint=PrivateAdjoint(OneRoundAdjoint(2, arguments.lower_lr, 0.0), terms),
+        lower=PrivateLower(OneRound(lr, arguments.lower_steps, None, plain), terms, lr),
+        adjoint=PrivateAdjoint(OneRoundAdjoint(2, lr, 0.0, None, plain), terms, lr),
         upper=EveryStep(optimizer=aipod.fading_adam(arguments.upper_lr)),
     )
-    problem = dataclasses.replace(task.problem, upper_set=PrivateMean(terms))
-    return solved(problem, solver, task, steps, seed) | {"noise": noise, "clip": clip}
+    return dataclasses.replace(task.problem, upper_set=PrivateMean(terms)), solver
 
 
-# Clients that lie
-
-
-def lying_run(
-    arguments: argparse.Namespace, share: float, attack: str, defence: str, seed: int
-) -> Any:
-    experiment = load("byzantine")
-    task = experiment.build(
-        experiment.options(
-            data=arguments.data,
-            clients=arguments.clients,
-            partition=arguments.partition,
-            problem_seed=seed,
-            attackers=share,
-            attack=attack,
-            defence=defence,
-        )
-    )
-    return solved(task.problem, aipod.E3AiPOD(), task, arguments.steps, seed)
-
-
-def solved(problem: Any, solver: Any, task: Any, steps: int, seed: int) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, kind: str, case: Case, seed: int) -> Case:
+    """One run of one case; its line is printed."""
+    experiment = load("byzantine" if kind == "liars" else "hyper-representation")
+    common = {name: getattr(arguments, name) for name in ("data", "clients", "partition")}
+    attack = case if kind == "liars" else {}
+    task = experiment.build(experiment.options(**common, problem_seed=seed, **attack))
+    problem, solver = task.problem, aipod.E3AiPOD()
+    if kind == "privacy":
+        problem, solver = private(arguments, case, task)
     began = time.perf_counter()
     solution = aipod.solve(
-        *(problem, solver, task.x0, task.y0, steps),
+        *(problem, solver, task.x0, task.y0, arguments.steps),
         key=jax.random.key(seed),
         record=task.record,
         every=5,
         throw=False,
     )
     accuracy, rounds = solution.history["accuracy"], solution.history["rounds"]
-    last = float(np.nan_to_num(accuracy[-1])) if len(accuracy) else 0.0
-    return {
-        "seed": seed,
-        "result": solution.result.name,
-        "accuracy": last,
+    reached = {level: np.flatnonzero(accuracy >= level) for level in LEVELS}
+    line = {"kind": kind, **case, "seed": seed, "result": solution.result.name} | {
+        "accuracy": float(np.nan_to_num(accuracy[-1])) if len(accuracy) else 0.0,
         "best": float(np.nanmax(accuracy)) if len(accuracy) else 0.0,
-        "first": {
-            f"{level:.2f}": int(rounds[np.argmax(accuracy >= level)])
-            if np.any(accuracy >= level)
-            else None
-            for level in LEVELS
-        },
+        "first": {f"{a:.2f}": int(rounds[i[0]]) if len(i) else None for a, i in reached.items()},
         "seconds": time.perf_counter() - began,
     }
+    print(json.dumps(line), flush=True)
+    return line
 
 
-def privacy(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    cases: list[tuple[float | None, str]] = [(None, "none")]
-    cases += [(epsilon, where) for where in ("local", "distributed") for epsilon in (8.0, 4.0, 2.0)]
-    return [
-        _told({"kind": "privacy", "epsilon": epsilon, "noise from": where}
-              | private_run(arguments, epsilon, where, seed))
-        for epsilon, where in cases
-        for seed in range(arguments.seeds)
-    ]  # fmt: skip
-
-
-def liars(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    attacks = arguments.attacks.split(",")
+def cases(arguments: argparse.Namespace, kind: str) -> list[Case]:
+    """What is run, by the names of its columns."""
+    if kind == "privacy":
+        levels = [(e, where) for where in ("local", "distributed") for e in (8.0, 4.0, 2.0)]
+        return [{"epsilon": e, "noise from": where} for e, where in [(None, "none"), *levels]]
+    attacks, shares = arguments.attacks.split(","), map(float, arguments.shares.split(","))
+    liars = [(0.0, "sign-flip")] + [(share, a) for share in shares if share for a in attacks]
     defences = ("none", "trimmed-mean", "geometric-median", "clipped-mean")
-    shares = [float(share) for share in arguments.shares.split(",")]
-    cases = [(0.0, "sign-flip", defence) for defence in defences]
-    cases += [(share, a, d) for share in shares if share for a in attacks for d in defences]
-    return [
-        _told({"kind": "liars", "attackers": share, "attack": attack, "defence": defence}
-              | lying_run(arguments, share, attack, defence, seed))
-        for share, attack, defence in cases
-        for seed in range(arguments.seeds)
-    ]  # fmt: skip
-
-
-def _told(one: dict[str, Any]) -> dict[str, Any]:
-    print(json.dumps(one), flush=True)
-    return one
+    return [{"attackers": s, "attack": a, "defence": d} for s, a in liars for d in defences]
 
 
 def show(files: list[str]) -> None:
@@ -323,6 +259,7 @@ def main() -> None:
     parser.add_argument("--lower-steps", type=int, default=20)
     parser.add_argument("--upper-lr", type=float, default=1e-3)
     parser.add_argument("--corrections", action="store_true")
+    parser.add_argument("--momentum", action="store_true")
     parser.add_argument("--shares", default="0,0.1,0.2,0.3")
     parser.add_argument("--attacks", default="sign-flip,scaled,noise,little,label-flip")
     parser.add_argument("--out")
@@ -330,7 +267,8 @@ def main() -> None:
     if arguments.what == "show":
         show(arguments.files)
         return
-    runs = {"privacy": privacy, "liars": liars}[arguments.what](arguments)
+    kind, seeds = arguments.what, range(arguments.seeds)
+    runs = [run(arguments, kind, case, seed) for case in cases(arguments, kind) for seed in seeds]
     device = jax.devices()[0].device_kind
     if arguments.out:
         text = json.dumps({"arguments": vars(arguments), "device": device, "runs": runs}, indent=1)

@@ -21,7 +21,11 @@ def up(folder: Path, *, nodes: int, tls: bool) -> None:
         soft_wrap=True,
         highlight=False,
     )
-    err.print("ready; with the line above in the shell: flwr run examples/flower --stream")
+    app = folder.parent
+    if (app / "pyproject.toml").is_file() and folder.name == "federation":
+        err.print(f"ready: aipod federation run {app}")
+    else:
+        err.print("ready; with the line above in the shell: flwr run examples/flower --stream")
 
 
 def new(app: Path) -> None:
@@ -39,7 +43,6 @@ def new(app: Path) -> None:
 
 
 def run(app: Path, *, folder: Path | None, out_dir: Path | None) -> None:
-    from aipod.cli._report import report
     from aipod.runs._folder import RunFolder
 
     now = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
@@ -47,7 +50,13 @@ def run(app: Path, *, folder: Path | None, out_dir: Path | None) -> None:
     _federation(folder or app / "federation").run(app, place)
     summary = RunFolder(place).read_summary()
     err.print(summary["message"])
-    report([place], None, force=False, as_json=False)
+    try:
+        from aipod.cli._report import report
+
+        report([place], None, force=False, as_json=False)
+    except ImportError as error:
+        # The run took its time, and is there.
+        err.print(f"no report was written: {explain(error) or error}; then: aipod report {place}")
     out.print(f"The model is in {RunFolder(place).model}", soft_wrap=True, highlight=False)
     if summary["result"] != "completed":
         raise ValueError(f"the run ended as {summary['result']}: {summary['message']}")
@@ -59,6 +68,13 @@ def door(listen: str, link: str, certificate: Path, key: Path, authority: Path |
 
     trust = None if authority is None else str(authority)
     serve(listen, link, certificate=str(certificate), key=str(key), authority=trust)
+
+
+def node(arguments: list[str]) -> None:
+    _federation(Path())  # says what to install if Flower is missing
+    from aipod.flower._warm import run_node
+
+    run_node(arguments)
 
 
 def down(folder: Path) -> None:

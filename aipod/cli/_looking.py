@@ -48,6 +48,9 @@ _RUN = "Run an app on a federation of this machine, wait for its end, and write 
 _DOOR = """Let nodes reach a SuperLink of this machine, and let nobody else in.
 
 It passes on what nodes ask for; apps are submitted and keys registered on this machine alone."""
+_NODE = """Start a SuperNode whose app process stays alive between two messages.
+
+All arguments are those of `flower-supernode`."""
 _DOWN = "End exactly the processes that `up` started."
 
 _Dir = Annotated[
@@ -139,6 +142,11 @@ def add_verbs(app: typer.Typer, experiment: str | None) -> None:
     federation.command("door", help=_DOOR)(
         function_of(_door, door, listen=missing, link=missing, certificate=missing, key=missing)
     )
+    any_words = {"ignore_unknown_options": True}
+    words = {"arguments": Annotated[list[str], typer.Argument(help="Of flower-supernode.")]}
+    federation.command("node", help=_NODE, context_settings=any_words)(
+        function_of(_node, words, arguments=missing)
+    )
     app.add_typer(federation, name="federation")
 
 
@@ -181,6 +189,13 @@ def _door(values: dict[str, Any]) -> int:
     from aipod.cli import _federation
 
     _federation.door(**values)
+    return 0
+
+
+def _node(values: dict[str, Any]) -> int:
+    from aipod.cli import _federation
+
+    _federation.node(**values)
     return 0
 
 

@@ -48,13 +48,19 @@ class Account:
             ) from None
         return releases, spent
 
-    def spend(self, mu: float, budget: float | None, delta: float) -> int:
+    def spend(self, mu: float, budget: float | None, delta: float, least: int = 0) -> int:
         """Counts one release before it leaves, and returns its number.
 
-        Raises `BudgetError`, and counts nothing, where it would exceed the budget.
+        Raises `BudgetError`, and counts nothing, where it would exceed the budget; `ValueError`
+        where there were fewer releases than `least`, which are known of.
         """
         with self._locked():
             releases, spent = self.read()
+            if releases < least:
+                raise ValueError(
+                    f"the privacy account {self._path} counts {releases} releases, and there were "
+                    f"{least} at least: bring its newest version back. Nothing leaves until then."
+                )
             total = spent + mu**2
             if budget is not None and (reached := epsilon_of(math.sqrt(total), delta)) > budget:
                 raise BudgetError(

@@ -27,6 +27,8 @@ from aipod.solving import Solution
 Solver = Alternating | Callable[[Context], Alternating]
 
 _log = logging.getLogger("flwr")
+# How many runs a process that stays keeps in memory; all of them are on disk.
+_SESSIONS = 8
 
 
 def make_client_app(
@@ -62,6 +64,8 @@ def make_client_app(
         place = (context.run_id, context.node_id)
         try:
             if place not in sessions:
+                while len(sessions) >= _SESSIONS:
+                    sessions.pop(next(iter(sessions)))
                 folder = _state_folder(context)
                 if cache:
                     _keep_programs(folder / "programs")

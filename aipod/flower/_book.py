@@ -57,7 +57,7 @@ class Book:
         self._solver, self._clients = solver, 1
         self.history, self.ledger = History({}), Ledger()
         self.clock = np.zeros(0)
-        self._price = Price.of(problem, state, None)
+        self._price = Price.of(problem, state, solver.wire)
         self._record = None if record is None else eqx.filter_jit(record)
         self._checkpoints = None if folder is None else Checkpoints(folder, identity)
         self._counts = np.zeros(len(_COUNTS), np.int32)
@@ -110,6 +110,8 @@ class Book:
         columns = {f"history:{name}": value for name, value in self.history.items()}
         columns |= {"clock": self.clock, "counts": self._counts}
         columns |= {f"answer:{name}": value for name, value in progress.answers.items()}
+        for index, known in progress.known.items():
+            columns |= {f"known-{index}:{name}": value for name, value in known.items()}
         for index, owed in progress.owed.items():
             columns |= {f"owed-{index}:{name}": v for name, v in owed.answers.items()}
         extra = {
@@ -164,6 +166,7 @@ class Book:
             answers=groups.get("answer", {}),
             owed={i: Owed(s, e, groups.get(f"owed-{i}", {})) for i, s, e in given["owed"]},
             counted=set(given["counted"]),
+            known={int(g[6:]): rows for g, rows in groups.items() if g.startswith("known-")},
             weights=dict(given["weights"]),
         )
 

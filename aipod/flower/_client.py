@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ def solver_digest(solver: Alternating) -> str:
     """Differs between solvers with different arguments; the same on server and clients."""
     text = eqx.tree_pformat(solver, short_arrays=False)
     return digest_text(text, digits=16, keep_at=False)
+
+
+# Set when this client has made the last step of a run: a process that stays has done its work.
+run_ended = threading.Event()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +136,8 @@ class Session:
         release = None
         if extra.get("release"):
             sent = {n.removeprefix("sent "): v for n, v in columns.items() if n.startswith("sent ")}
-            step, digest = extra["release"]
-            release = Release(int(step), str(digest), sent)
+            step, digest, number = extra["release"]
+            release = Release(int(step), str(digest), sent, int(number))
         return _Kept(state, answers, int(extra["exchange"]), release)
 
     def _save(self, store: Checkpoints, kept: _Kept) -> None:
@@ -143,7 +148,7 @@ class Session:
         extra: dict[str, Any] = {"exchange": kept.exchange}
         if kept.release is not None:
             columns |= {f"sent {name}": value for name, value in kept.release.values.items()}
-            extra["release"] = [kept.release.step, kept.release.digest]
+            extra["release"] = [kept.release.step, kept.release.digest, kept.release.number]
         store.save(kept.state, columns, extra)
 
     def _exchange(self, store: Checkpoints, request: Parcel) -> Parcel:
@@ -221,6 +226,8 @@ class Session:
             new = self.gate.settled(state, new, asked, release)
             state, answers, asked = new, self._worker.no_answers(), None
             report()
+        if int(state.step) >= last:
+            run_ended.set()
         draft = Draft(state, models, pausing, asked, used, answers)
         release = self.gate.release(draft, release)
         self._save(store, _Kept(state, answers, kept.exchange, release))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL
+from aipod.flower._mailbox import DIRECTION, LARGEST, POINT, TOTAL, WEIGHTED
 from aipod.sets import AbstractAverage
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -48,7 +48,7 @@ def combine(
             int(name.rpartition(".")[2]),
             np.stack([asked[index][name] for index in present]),
             own / own.sum(),
-            own / every * clients / len(present),
+            own / every * clients,
             average,
         )
         for name in names[present[0]]
@@ -59,12 +59,12 @@ def _combined(
     kind: int,
     values: np.ndarray,
     of_present: np.ndarray,
-    unbiased: np.ndarray,
+    of_all: np.ndarray,
     average: AbstractAverage | None,
 ) -> np.ndarray:
     if values.dtype.kind != "f":
         raise ValueError(f"a client asks for the mean of {values.dtype}, which is not a real type.")
-    if kind not in (POINT, DIRECTION, LARGEST, TOTAL):
+    if kind not in (POINT, DIRECTION, LARGEST, TOTAL, WEIGHTED):
         raise ValueError(f"a client asks a question of the unknown kind {kind}.")
     if average is not None:
         return np.asarray(_robust(kind, values, of_present, average), values.dtype)
@@ -72,9 +72,11 @@ def _combined(
     if kind == POINT:
         found = np.tensordot(of_present, wide, 1)
     elif kind == DIRECTION:
-        found = np.tensordot(unbiased, wide, 1)
+        found = np.tensordot(of_all / len(of_all), wide, 1)
     elif kind == LARGEST:
         found = wide.max(axis=0)
+    elif kind == WEIGHTED:
+        found = np.tensordot(of_all, wide, 1)
     else:
         found = wide.sum(axis=0)
     return found.astype(values.dtype)

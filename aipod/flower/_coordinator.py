@@ -6,7 +6,8 @@ everything it knows before an answer leaves. It does not know what the numbers m
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from aipod.flower._reply import Expected
 from aipod.flower._roll import Roll
 from aipod.flower._unmask import SecureRounds
 
+# How often a client may lose its state before it is refused: each time all corrections begin anew,
+# and without corrections clients that differ go astray.
+_LOSSES = 3
 # Seconds between two looks for clients that have come back.
 _LOOK = 1.0
 
@@ -55,8 +59,9 @@ class Coordinator:
     ) -> None:
         self.terms, self.progress, self._start = terms, progress, start
         self._save, self._record, self._log = save, record, log
-        self._cuts = Cuts(terms.cut, log)
+        self._cuts, self._expected = Cuts(terms.cut, log), expected
         self._newest: set[str] = set(progress.answers)
+        self._lost: Counter[int] = Counter()
         self._roll = roll = Roll(post, terms, progress, digest, log)
         self._exchanges = Exchanges(post, terms, progress, roll, expected, self._look, log)
         self._sums = SecureRounds(self._exchanges, roll, terms, progress, expected)
@@ -134,6 +139,7 @@ class Coordinator:
             owed = progress.owed.get(index)
             if progress.step < 0:
                 parcels[index] = _requests.beginning(self.terms, progress, self._start)
+                self._begin_known([index], self._start)
             elif owed is not None and owed.exchange == progress.exchange and self._sane(hello):
                 parcels[index] = _requests.repeated(self.terms, progress)
             else:
@@ -144,7 +150,20 @@ class Coordinator:
     def _sane(self, hello: Hello) -> bool:
         """Whether a client's own state is what it should be: neither lost nor from elsewhere."""
         owed = self.progress.owed[hello.index]
+        if hello.index in self._exchanges.strayed:
+            return False
         return owed.step <= hello.step and hello.exchange <= self.progress.exchange
+
+    def _late(self) -> list[Hello]:
+        """Clients that are back; those that lose their state again and again are refused."""
+        late = [h for i, h in self._roll.arrived.items() if i not in self._roll.members]
+        for hello in late:
+            if self._lost[hello.index] >= _LOSSES and self._is_lost(hello):
+                self._roll.turn_out(hello, f"it has lost its state {_LOSSES} times before")
+        return [hello for hello in late if hello.index in self._roll.arrived]
+
+    def _is_lost(self, hello: Hello) -> bool:
+        return hello.index in self.progress.counted and not self._sane(hello)
 
     def _admit(self, replies: Replies) -> Replies:
         """Lets clients that missed a round, or lost their state, go on from where the others are.
@@ -153,7 +172,7 @@ class Coordinator:
         corrections, those of the others no longer add up to zero: then all of them begin anew.
         """
         terms, progress = self.terms, self.progress
-        late = [h for i, h in self._roll.arrived.items() if i not in self._roll.members]
+        late = self._late()
         first = next(iter(replies.values()))
         if not late or first.step == progress.step or not first.finite:
             return replies
@@ -166,7 +185,9 @@ class Coordinator:
         if not given:
             return {index: replies[index] for index in paused}
         shared = self._mean(given)
-        reset = any(h.index in progress.counted and not self._sane(h) for h in late)
+        lost = [h.index for h in late if self._is_lost(h)]
+        reset = bool(lost)
+        self._lost.update(lost)
         parcels = {}
         for hello in late:
             missed = hello.index in progress.owed and hello.index in progress.counted
@@ -176,13 +197,18 @@ class Coordinator:
                 # It took no part since corrections were zero: its own are zero too.
                 else _requests.restart(terms, progress, shared)
             )
+            if reset or not missed:
+                self._begin_known([hello.index], shared)
             self._log(f"client {hello.index} goes on from where the others are")
             self._roll.join(hello)
         if not reset:
             return {index: replies[index] for index in paused} | self._exchanges.send(parcels)
         self._log("a client lost its corrections: those of all clients begin anew at zero")
         progress.counted, progress.owed = set(), {}
-        parcels |= dict.fromkeys(paused, _requests.restart(terms, progress))
+        # With short messages all must begin from the very same numbers.
+        common = None if self._expected.wire is None else shared
+        self._begin_known(paused, shared)
+        parcels |= dict.fromkeys(paused, _requests.restart(terms, progress, common))
         # Models that came with the earlier replies are not sent again.
         return {
             index: dataclasses.replace(reply, models={**replies[index].models, **reply.models})
@@ -190,6 +216,12 @@ class Coordinator:
             else reply
             for index, reply in self._exchanges.send(parcels).items()
         }
+
+    def _begin_known(self, clients: Iterable[int], shared: Mapping[str, np.ndarray]) -> None:
+        """What is known of clients whose corrections begin at zero, from this state."""
+        if self._expected.wire is not None:
+            self.progress.known |= dict.fromkeys(clients, self._expected.first_known(shared))
+            self._exchanges.strayed -= set(clients)
 
     # What is answered
 
@@ -243,6 +275,11 @@ class Coordinator:
         progress.exchange += 1
         progress.rounds += any(not name.startswith("number.") for name in new)
         progress.counted |= present
+        if self._expected.wire is not None:
+            for index in present:
+                new_rows = {n.rpartition(".")[0]: v for n, v in asked[index].items()}
+                rows = progress.known[index]
+                progress.known[index] = rows | {n: v for n, v in new_rows.items() if n in rows}
         for index in present:
             progress.owed.pop(index, None)
             if index in self._roll.members:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from aipod.flower._combine import majority
 from aipod.flower._parcel import Parcel
 from aipod.flower._progress import Owed, Post, Progress, Terms
-from aipod.flower._reply import BadReplyError, Expected, Reply
+from aipod.flower._reply import BadReplyError, Expected, Reply, StrayedError
 from aipod.flower._roll import Roll
 
 Replies = dict[int, Reply]
@@ -23,6 +23,7 @@ class Exchanges:
     """Sends requests to the clients of a run and checks what comes back.
 
     - `absent`: why each client that is absent is so.
+    - `strayed`: clients whose state does not fit what the server keeps of them.
     - `diverged`: how often each client has sent numbers that cannot be averaged.
     - `look`: called while replies are awaited, for clients that come back meanwhile.
     """
@@ -39,6 +40,7 @@ class Exchanges:
     ) -> None:
         self.absent: dict[int, str] = {}
         self.diverged: Counter[int] = Counter()
+        self.strayed: set[int] = set()
         self._post, self._terms, self._progress = post, terms, progress
         self._roll, self._expected, self._look, self._log = roll, expected, look, log
         for index in progress.counted - set(progress.owed):
@@ -47,7 +49,11 @@ class Exchanges:
     def send(self, parcels: Mapping[int, Parcel]) -> Replies:
         """The good replies that came in time; the other clients are absent from now on."""
         last = max(self._terms.steps, self._progress.step + 1)
-        return self.ask(parcels, lambda index, parcel: self._expected.reply(parcel, last))
+
+        def read(index: int, parcel: Parcel) -> Reply:
+            return self._expected.reply(parcel, last, self._progress.known.get(index, {}))
+
+        return self.ask(parcels, read)
 
     def ask(
         self, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], Read]
@@ -58,7 +64,7 @@ class Exchanges:
         tickets = self._post.send({node: parcels[i] for node, i in nodes.items()}, timeout)
         waiting = {ticket: nodes[node] for node, ticket in tickets.items()}
         for index in set(parcels) - set(waiting.values()):
-            self._drop(index, "its node cannot be reached")
+            self.drop(index, "its node cannot be reached")
         replies: dict[int, Read] = {}
         deadline = time.monotonic() + timeout
         while waiting:
@@ -69,10 +75,12 @@ class Exchanges:
                         raise BadReplyError(found)
                     replies[index] = read(index, found)
                 except BadReplyError as error:
-                    self._drop(index, str(error))
+                    if isinstance(error, StrayedError):
+                        self.strayed.add(index)
+                    self.drop(index, str(error))
             if waiting and time.monotonic() > deadline:
                 for index in waiting.values():
-                    self._drop(index, f"no reply in {timeout:g} s")
+                    self.drop(index, f"no reply in {timeout:g} s")
                 break
             if waiting:
                 self._look()
@@ -101,10 +109,11 @@ class Exchanges:
                 reason = f"it is at outer step {step}, others at {common[1]}"
             else:
                 reason = "it asks for other things than the others: has it other versions?"
-            self._drop(index, reason)
+            self.drop(index, reason)
         return {index: replies[index] for index, kind in kinds.items() if kind == common}
 
-    def _drop(self, index: int, reason: str) -> None:
+    def drop(self, index: int, reason: str) -> None:
+        """The client is absent from now on."""
         self._log(f"client {index} is absent: {reason}")
         self.absent[index] = reason
         self._roll.leave(index)

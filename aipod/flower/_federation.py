@@ -5,21 +5,23 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from aipod._misc.extras import install
 from aipod._misc.files import append_private, narrow, private_folder, write_text
 from aipod.flower._keys import make_certificates, make_node_key
-from aipod.flower._process import Process, began, marked
+from aipod.flower._process import Process, began, beside_python, marked
+from aipod.flower._warm import warm_environment
 
 _RECORD = "federation.json"
 # An environment variable of every process of a federation; what those start inherits it.
@@ -40,8 +42,9 @@ class Federation:
     All of it is readable for its owner alone.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
+    def __init__(self, folder: Path, *, warm: bool = True) -> None:
+        """`warm`: whether the nodes' app processes stay between two messages."""
+        self.folder, self._warm = folder.absolute(), warm
         self._children: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -97,7 +100,7 @@ class Federation:
                 f"--dir {self.folder}`."
             )
         config = f"run-dir={json.dumps(str(place))}"
-        command = [_beside_python("flwr"), "run", str(app), CONNECTION, "--stream"]
+        command = [beside_python("flwr"), "run", str(app), CONNECTION, "--stream"]
         done = subprocess.run([*command, "--run-config", config], env=self.environment, check=False)
         if done.returncode or not (place / "summary.json").is_file():
             raise ValueError(f"the run did not begin: read {self.folder / 'link.log'}.")
@@ -113,6 +116,8 @@ class Federation:
                 time.sleep(0.1)
         for child in self._children:
             child.wait()
+        for place in Path(tempfile.gettempdir()).glob(f"aipod-{self._noted().get('mark')}-*"):
+            shutil.rmtree(place, ignore_errors=True)
         (self.folder / _RECORD).unlink(missing_ok=True)
         return names
 
@@ -200,22 +205,28 @@ class Federation:
             f"partition-id={index} num-partitions={noted['nodes']} "
             f'state-dir="{self.folder / "states"}"'
         )
+        around = self.environment
+        if self._warm:
+            around = warm_environment(around, f"{noted['mark']}-")
         return self._start(
             f"node-{index}",
             "flower-supernode",
             *("--superlink", f"127.0.0.1:{noted.get('door') if noted['tls'] else noted['port']}"),
             *("--port", str(_free_port()), "--node-config", node),
             *security,
+            around=around,
         )
 
-    def _start(self, name: str, command: str, *arguments: str) -> Process:
+    def _start(
+        self, name: str, command: str, *arguments: str, around: Mapping[str, str] | None = None
+    ) -> Process:
         with append_private(self.folder / f"{name}.log") as output:
             child = subprocess.Popen(
-                [_beside_python(command), *arguments],
+                [beside_python(command), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self.environment | {_MARK: f"{self._noted()['mark']}/{name}"},
+                env={**(around or self.environment), _MARK: f"{self._noted()['mark']}/{name}"},
                 cwd=self.folder,
                 # So that Ctrl-C in the shell does not end it.
                 start_new_session=True,
@@ -249,7 +260,7 @@ class Federation:
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(
-            [_beside_python("flwr"), *arguments],
+            [beside_python("flwr"), *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -268,14 +279,6 @@ class Federation:
 
     def _note(self, **content: object) -> None:
         write_text(self.folder / _RECORD, json.dumps(content, indent=2), private=True)
-
-
-def _beside_python(command: str) -> str:
-    path = Path(sys.executable).parent / command
-    if not path.is_file():
-        # Flower itself is there, perhaps from a folder that environments share.
-        raise ValueError(f"there is no {path}; to add it: {install('flower', anew=True)}")
-    return str(path)
 
 
 def _free_port() -> int:

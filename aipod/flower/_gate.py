@@ -14,10 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from aipod.algorithms import Alternating, State
-from aipod.flower._mailbox import Tables, ready
+from aipod.flower._mailbox import DIRECTION, Tables, ready
 from aipod.flower._parcel import Parcel, Word
 from aipod.flower._parts import forget_own, model_leaves, shared_leaves
 from aipod.flower._privacy import check_covered
+from aipod.flower._short import digest_of, known_rows, lengthened, shortened, sizes_of, with_known
 
 
 class LostStateError(ValueError):
@@ -40,11 +41,13 @@ class Release:
 
     - `digest`: of what was behind it. The same content is answered with the same message; any
         other content is a release of its own.
+    - `number`: of the release in the client's account.
     """
 
     step: int
     digest: str
     values: Mapping[str, np.ndarray]
+    number: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,11 @@ class AbstractGate(abc.ABC):
                     if self.secure
                     else {f"asked:{name}": vector}
                 )
-        return Parcel({"step": int(draft.state.step)}, arrays)
+        return Parcel({"step": int(draft.state.step), **self.words(draft)}, arrays)
+
+    def words(self, draft: Draft) -> dict[str, Word]:
+        """What a reply says besides."""
+        return {}
 
     def vectors(self, draft: Draft, release: Release | None) -> dict[str, np.ndarray]:
         """The open questions by `table.row.kind`, as they may leave: alone, or under masks."""
@@ -149,6 +156,28 @@ class Gate(AbstractGate):
     def private(self) -> bool:
         return False
 
+    def words(self, draft: Draft) -> dict[str, Word]:
+        if self.solver.wire is None or draft.asked is None:
+            return {}
+        return {"known": digest_of(known_rows(draft.state))}
+
+    def vectors(self, draft: Draft, release: Release | None) -> dict[str, np.ndarray]:
+        """Short where the solver says so, but for single numbers."""
+        found, wire = AbstractGate.vectors(self, draft, release), self.solver.wire
+        if wire is None:
+            return found
+        known, sizes = known_rows(draft.state), sizes_of(draft.state)
+        if any(name[0] == "x" and not name.endswith(f".{DIRECTION}") for name in found):
+            raise ValueError(
+                "compression is not sent over Flower where x has bounds: leave it out."
+            )
+        return {
+            name: shortened(value, known[row], wire, sizes[name[0]])
+            if (row := name.rpartition(".")[0]) in known
+            else value
+            for name, value in found.items()
+        }
+
     def check_leave(self, shared: bool) -> None:
         if self.secure:
             check_shared(shared)
@@ -157,7 +186,16 @@ class Gate(AbstractGate):
         return None
 
     def settled(self, old: State, new: State, asked: Tables, last: Release | None) -> State:
-        return new
+        wire = self.solver.wire
+        if wire is None:
+            return new
+        rows = {}
+        for row, known in known_rows(old).items():
+            table, _, number = row.partition(".")
+            parts = sizes_of(old)[table]
+            sent = shortened(np.asarray(asked[table].values)[int(number)], known, wire, parts)
+            rows[row] = lengthened(sent, known, wire, parts)
+        return with_known(new, rows)
 
     def _shown(self, state: State) -> State:
         return forget_own(self.solver, state) if self.secure else state

@@ -186,10 +186,6 @@ def _unsummed(objective: Any) -> Objective:
 
 def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
     """A client's state before the first step; the server can compute it without any data."""
-    if solver.wire is not None:
-        raise ValueError(
-            "compression is not sent over Flower: leave compression out of the solver's arguments."
-        )
     if solver.estimator is not None:
         raise ValueError(
             "an estimator keeps tables of a client's data, which a server cannot prepare: leave "
@@ -217,7 +213,7 @@ def attempt(
     robust: bool = False,
 ) -> tuple[State, Tables, dict[str, Array]]:
     """One outer step with the answers so far: the state after it, and what it asked for."""
-    mailbox = Mailbox(answers, robust)
+    mailbox = Mailbox(answers, robust or solver.wire is not None)
     connected = dataclasses.replace(
         problem, upper_set=mailbox.set_of("x"), lower_set=mailbox.set_of("y")
     )

@@ -31,7 +31,7 @@ from aipod.sets._agreement import AbstractAgreement, AbstractRound, bytes_of_one
 # What is known of an answer.
 UNKNOWN, KNOWN, ABSENT = 0, 1, 2
 # How the server combines the clients' values.
-POINT, DIRECTION, LARGEST, TOTAL = 1, 2, 3, 4
+POINT, DIRECTION, LARGEST, TOTAL, WEIGHTED = 1, 2, 3, 4, 5
 # The rows of a table: vectors like x, vectors like y, and numbers.
 TABLES = ("x", "y", "number")
 
@@ -40,7 +40,7 @@ class Table(eqx.Module):
     """Rows of one length: values, and one word for each row.
 
     In answers the word is `UNKNOWN`, `KNOWN` or `ABSENT` (the round went on without this client).
-    In questions it says how to combine the values of the clients, from `POINT` to `TOTAL`.
+    In questions it says how to combine the values of the clients, from `POINT` to `WEIGHTED`.
     """
 
     values: Any
@@ -72,7 +72,8 @@ class _Rows(eqx.Module):
     kinds: Any
     used: Any
 
-    def ask(self, value: Array, kind: int) -> Array:
+    def ask(self, value: Array, kind: int, own: Array | None = None) -> Array:
+        """The answer to a question; `own` is what an absent client has in place of it."""
         count = self.used[...]
         # Beyond the last row: `used` shows it, and the step is made again with a longer table.
         row = jnp.minimum(count, self.kinds.shape[0] - 1)
@@ -82,14 +83,14 @@ class _Rows(eqx.Module):
         word = self.answers.words[row]
         # An absent client keeps its own value, so that its correction does not change.
         known = jnp.where(word == KNOWN, self.answers.values[row], jnp.nan)
-        return jnp.where(word == ABSENT, value, known)
+        return jnp.where(word == ABSENT, value if own is None else own, known)
 
 
 class Mailbox:
     """The tables of one outer step while it is traced; questions go into mutable references."""
 
-    def __init__(self, answers: Tables, robust: bool = False) -> None:
-        self._robust = robust
+    def __init__(self, answers: Tables, bare: bool = False) -> None:
+        self._bare = bare
         self._rows = {
             name: _Rows(
                 table,
@@ -102,7 +103,7 @@ class Mailbox:
 
     def set_of(self, table: str) -> "Distant":
         """The consensus set for vectors of one table."""
-        return Distant(self._rows[table], self._rows["number"], table, self._robust)
+        return Distant(self._rows[table], self._rows["number"], table, self._bare)
 
     def questions(self) -> tuple[Tables, dict[str, Array]]:
         """What was asked, and how many rows of each table were used."""
@@ -116,13 +117,14 @@ class Mailbox:
 class Distant(AbstractAgreement):
     """Agreement between clients that are elsewhere; what `Consensus` is to one client of many.
 
-    Points have a client axis of length 1. With `robust` it is what `RobustConsensus` is.
+    Points have a client axis of length 1. With `bare` they are sent without corrections, as
+    `RobustConsensus` does it.
     """
 
     rows: _Rows
     numbers: _Rows
     table: str = eqx.field(static=True)
-    robust: bool = eqx.field(static=True)
+    bare: bool = eqx.field(static=True)
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         if self.table == "x":
@@ -140,7 +142,9 @@ class Distant(AbstractAgreement):
         return self.numbers.ask(values.astype(self.numbers.asked.dtype), LARGEST)[0]
 
     def summed(self, values: Array) -> Array:
-        return self.numbers.ask(values.astype(self.numbers.asked.dtype), TOTAL)[0]
+        # Sums upstairs are of parts of the objective, in which clients have their weights.
+        kind = WEIGHTED if self.table == "x" else TOTAL
+        return self.numbers.ask(values.astype(self.numbers.asked.dtype), kind)[0]
 
     def message_size(self, y: PyTree) -> int:
         return bytes_of_one_client(y)
@@ -154,17 +158,21 @@ class _Round(AbstractRound):
 
     base: Distant
 
-    def _ask(self, tree: PyTree, kind: int) -> PyTree:
+    def _ask(self, tree: PyTree, kind: int, own: PyTree = None) -> PyTree:
         flat, restore = ravel_pytree(tree)
         rows = self.base.rows
-        return restore(rows.ask(flat.astype(rows.asked.dtype), kind).astype(flat.dtype))
+        mine = None if own is None else ravel_pytree(own)[0].astype(rows.asked.dtype)
+        return restore(rows.ask(flat.astype(rows.asked.dtype), kind, mine).astype(flat.dtype))
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self._ask(y, POINT)
 
     def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
-        # A mean may leave corrections out, as they add up to zero; a robust average may not.
-        return self.project(axpy(y, -1, correction) if self.base.robust else y)
+        # A mean may leave corrections out, as they add up to zero; a robust average may not, nor
+        # may short messages, which say how far a point has moved.
+        if self.base.bare:
+            return self._ask(axpy(y, -1, correction), POINT, y)
+        return self.project(y)
 
     def tangent(self, v: PyTree) -> PyTree:
         return self._ask(v, DIRECTION)

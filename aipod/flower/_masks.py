@@ -77,6 +77,20 @@ def agreed(own: X25519PrivateKey, other: bytes, what: str) -> bytes:
     return HKDF(hashes.SHA256(), 32, None, f"aipod {what}".encode()).derive(shared)
 
 
+def usable(public: bytes) -> bool:
+    """Whether others can agree on anything with this key; with some points of the curve not."""
+    try:
+        agreed(X25519PrivateKey.generate(), public, "trial")
+    except ValueError:
+        return False
+    return True
+
+
+def commitment(secret: bytes) -> bytes:
+    """What shows later that a secret was put together rightly, and tells nothing of it before."""
+    return hashlib.sha256(b"aipod commitment" + secret).digest()
+
+
 def seal(key: bytes, letter: bytes) -> bytes:
     """An encrypted letter. Each key is used for one letter alone, so the nonce is fixed."""
     return ChaCha20Poly1305(key).encrypt(bytes(12), letter, None)

@@ -16,6 +16,7 @@ build-backend = "hatchling.build"
 name = "{name}"
 version = "0.1.0"
 description = "A federation with aipod."
+license = {{ text = "not decided yet" }}
 requires-python = ">=3.11"
 # Every machine installs it before it starts its node.
 dependencies = ["{distribution}[flower]"]
@@ -31,7 +32,7 @@ serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 
 [tool.flwr.app.config]
-outer-steps = 10
+outer-steps = 12
 every = 1
 seed = 0
 # How many clients a round needs (0: all), and how long it waits, in seconds.
@@ -53,7 +54,7 @@ import jax.numpy as jnp
 
 import aipod
 
-x0, y0 = jnp.zeros(3), jnp.zeros(3)
+x0, y0 = jnp.full(3, -2.0), jnp.zeros(3)
 solver = aipod.E3AiPOD()
 
 

@@ -11,11 +11,18 @@ import numpy as np
 from jaxtyping import PyTree
 
 from aipod.algorithms import Alternating, PackedWatch, State
+from aipod.flower._short import first_rows, marked, with_known
+
+
+def _own(solver: Alternating, state: State) -> State:
+    """For each leaf whether it is a client's own."""
+    mask = solver.own(state)
+    return mask if solver.wire is None else marked(mask)
 
 
 def shared_leaves(solver: Alternating, state: State) -> dict[str, np.ndarray]:
     """What another client needs to go on from the same place, by the number of the leaf."""
-    owned = jax.tree.leaves(solver.own(state))
+    owned = jax.tree.leaves(_own(solver, state))
     leaves = jax.tree.leaves(state)
     return {
         str(i): np.asarray(leaf)
@@ -27,7 +34,7 @@ def shared_leaves(solver: Alternating, state: State) -> dict[str, np.ndarray]:
 def with_shared(solver: Alternating, state: State, shared: Mapping[str, np.ndarray]) -> State:
     """The state with its shared part replaced; `ValueError` when it does not fit."""
     leaves, structure = jax.tree.flatten(state)
-    owned = jax.tree.leaves(solver.own(state))
+    owned = jax.tree.leaves(_own(solver, state))
     if {int(i) for i in shared} != {i for i, own in enumerate(owned) if not own}:
         raise ValueError(
             "the state that arrived has other parts than this client's: do server and clients use "
@@ -47,9 +54,10 @@ def with_shared(solver: Alternating, state: State, shared: Mapping[str, np.ndarr
 
 def forget_own(solver: Alternating, state: State) -> State:
     """With corrections of zero, as at the start."""
-    return jax.tree.map(
-        lambda leaf, own: jnp.zeros_like(leaf) if own else leaf, state, solver.own(state)
+    new = jax.tree.map(
+        lambda leaf, own: jnp.zeros_like(leaf) if own else leaf, state, _own(solver, state)
     )
+    return new if solver.wire is None else with_known(new, first_rows(new))
 
 
 def model_leaves(

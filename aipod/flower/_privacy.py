@@ -87,6 +87,10 @@ class Privacy:
 def check_covered(solver: Alternating, what: str) -> None:
     """Raises `ValueError` unless a solver's clients send three vectors and nothing else."""
     lower, adjoint = solver.lower, solver.adjoint
+    if solver.wire is not None:
+        raise ValueError(
+            f"{what} needs whole vectors: leave compression out of the solver's arguments."
+        )
     if solver.upper.needs_moves:
         raise ValueError(
             f"{what} needs upper_lr, or an upper_optimizer such as aipod.fading_adam(): the "

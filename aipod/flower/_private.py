@@ -62,7 +62,9 @@ class PrivateGate(AbstractGate):
         digest = _digest(f"{draft.state.step} {draft.round}", privacy, values, known)
         if last is not None and last.digest == digest:
             return last
-        self._account.spend(privacy.mu, privacy.budget, privacy.delta)
+        # An account that has lost releases which this run remembers was rolled back, or removed.
+        least = 0 if last is None else last.number
+        number = self._account.spend(privacy.mu, privacy.budget, privacy.delta, least)
         # Each of the honest clients adds its share of the noise that their sum must have.
         deviation = privacy.noise * privacy.clip / math.sqrt(self._honest or 1)
         grid = grid_of(deviation)
@@ -75,7 +77,7 @@ class PrivateGate(AbstractGate):
             ).astype(values[name].dtype)
             for name in values
         }
-        return Release(int(draft.state.step), digest, sent)
+        return Release(int(draft.state.step), digest, sent, number)
 
     def _questions(self, draft: Draft, release: Release | None) -> Tables:
         asked: Tables = draft.asked or {}

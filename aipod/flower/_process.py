@@ -4,7 +4,10 @@ import contextlib
 import dataclasses
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+from aipod._misc.extras import install
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +46,12 @@ def marked(mark: bytes) -> list[int]:
             if mark in path.read_bytes().split(b"\0") and began(pid) is not None:
                 found.append(pid)
     return found
+
+
+def beside_python(command: str) -> str:
+    """The path of a command of this environment; `ValueError` when it is not there."""
+    path = Path(sys.executable).parent / command
+    if not path.is_file():
+        # Flower itself is there, perhaps from a folder that environments share.
+        raise ValueError(f"there is no {path}; to add it: {install('flower', anew=True)}")
+    return str(path)

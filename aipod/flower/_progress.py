@@ -57,7 +57,7 @@ class Terms:
     wait: float = 600.0
     clients: int | None = None
     weights: tuple[float, ...] | None = None
-    weight_ratio: float = 1e3
+    weight_ratio: float = 10.0
     nodes: tuple[int, ...] | None = None
     average: AbstractAverage | None = None
     cut: float = 100.0
@@ -118,6 +118,7 @@ class Progress:
     - `clients`, `weights`: how many clients there are, and the weights of those that are known.
     - `owed`: for each client that dropped out, the averages it may have missed.
     - `counted`: the clients that took part since all corrections were zero.
+    - `known`: with short messages, what is known of each client, by `table.row`.
     """
 
     run: str
@@ -128,6 +129,7 @@ class Progress:
     answers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     owed: dict[int, Owed] = dataclasses.field(default_factory=dict)
     counted: set[int] = dataclasses.field(default_factory=set)
+    known: dict[int, dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
     weights: dict[int, float] = dataclasses.field(default_factory=dict)
 
 

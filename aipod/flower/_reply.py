@@ -14,18 +14,23 @@ import numpy as np
 
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import TABLES, empty_tables
-from aipod.flower._masks import as_bytes
+from aipod.flower._masks import as_bytes, usable
 from aipod.flower._parcel import Parcel, plain
-from aipod.flower._parts import model_leaves, shared_leaves
+from aipod.flower._parts import model_leaves, shared_leaves, with_shared
 from aipod.flower._progress import Hello, Terms
+from aipod.flower._short import Rows, digest_of, first_rows, lengthened, short_size, sizes_of
 
-_QUESTION = re.compile(r"(x|y|number)\.(0|[1-9][0-9]{0,5})\.[1-4]")
+_QUESTION = re.compile(r"(x|y|number)\.(0|[1-9][0-9]{0,5})\.[1-5]")
 _MODEL = re.compile(r"model@([1-9][0-9]{0,9})")
 _MOST_CLIENTS = 2**31 - 1
 
 
 class BadReplyError(ValueError):
     """A greeting or a reply that no client of this run would send."""
+
+
+class StrayedError(BadReplyError):
+    """What a client keeps and what the server keeps of it have come apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +62,23 @@ class Expected:
         x, y = jax.tree.map(lambda leaf: leaf[0], (state.x, state.y))
         tables = empty_tables(x, y, [1] * len(TABLES))
         self._rows = _kinds({name: table.values[0] for name, table in tables.items()})
+        self._solver, self._state, self.wire = solver, state, solver.wire
+        self._sizes = sizes_of(state)
 
-    def reply(self, parcel: Parcel, last: int) -> Reply:
-        """The reply, or `BadReplyError`; `last` is the last step that a client can be at."""
+    def first_known(self, shared: Mapping[str, np.ndarray]) -> Rows:
+        """What is known of a client that begins from this state; empty unless it is needed."""
+        if self.wire is None:
+            return {}
+        return first_rows(with_shared(self._solver, self._state, shared))
+
+    def reply(self, parcel: Parcel, last: int, known: Mapping[str, np.ndarray]) -> Reply:
+        """The reply, or `BadReplyError`.
+
+        **Arguments:**
+
+        - `last`: the last step that a client can be at.
+        - `known`: with short messages, what is known of the client.
+        """
         if "error" in parcel.words:
             raise BadReplyError(_failure(parcel.words["error"]))
         step = _whole(parcel.words, "step", 0, last)
@@ -74,8 +93,7 @@ class Expected:
                 and not self._terms.secure
                 and (question := _QUESTION.fullmatch(name))
             ):
-                _require(full, value, self._rows[question[1]])
-                asked[name] = value
+                asked[name] = self._whole_vector(full, value, question[1], known)
             elif group == "open" and self._terms.secure and _QUESTION.fullmatch(name):
                 _require(full, value, (np.dtype(bool), ()))
                 asked[name] = value
@@ -90,8 +108,25 @@ class Expected:
         for found, wanted in [(shared, self._shared), *((m, self._model) for m in models.values())]:
             if found and len(found) != len(wanted):
                 raise BadReplyError("it sent a part of a model or of a state")
-        finite = all(map(_usable, parcel.arrays.values()))
+        if asked and self.wire is not None and parcel.words.get("known") != digest_of(known):
+            raise StrayedError("it begins from other vectors than the server knows of it")
+        finite = all(map(_usable, [*parcel.arrays.values(), *asked.values()]))
         return Reply(step, asked, models, shared, finite)
+
+    def _whole_vector(
+        self, full: str, value: np.ndarray, table: str, known: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """What a question holds, also where it was sent short."""
+        dtype, shape = self._rows[table]
+        if self.wire is None or table == "number":
+            _require(full, value, (dtype, shape))
+            return value
+        sizes = self._sizes[table]
+        _require(full, value, (np.dtype(np.uint8), (short_size(sizes, self.wire),)))
+        row = full.partition(":")[2].rpartition(".")[0]
+        if row not in known:
+            raise BadReplyError(f"it sent {plain(full)}, which nobody asked for")
+        return lengthened(value, known[row], self.wire, sizes)
 
     def _recorded(self, step: int, reached: int) -> int:
         terms = self._terms
@@ -161,7 +196,9 @@ def _key(word: Any) -> bytes:
         return b""
     if not isinstance(word, str) or not re.fullmatch(r"[0-9a-f]{64}", word):
         raise BadReplyError(f"its key is {plain(word)}, not 32 bytes in hexadecimal digits")
-    return bytes.fromhex(word)
+    if not usable(key := bytes.fromhex(word)):
+        raise BadReplyError("nobody can agree on anything with its key")
+    return key
 
 
 def _failure(word: Any) -> str:

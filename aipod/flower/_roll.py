@@ -118,6 +118,10 @@ class Roll:
         progress, nodes = self._progress, self._terms.nodes
         if self._terms.secure and not hello.key:
             raise BadReplyError("it has no key for secure sums: has it an older aipod?")
+        others = [key for index, key in self.keys.items() if index != hello.index]
+        others += [one.key for index, one in self.arrived.items() if index != hello.index]
+        if hello.key and hello.key in others:
+            raise BadReplyError("its key is another client's")
         if nodes is not None and hello.node not in nodes:
             raise BadReplyError("the run configuration's nodes do not name it")
         if nodes is not None and nodes[hello.index : hello.index + 1] != (hello.node,):
@@ -161,7 +165,7 @@ class Roll:
         clients = self._progress.clients or self._majority(late)
         for hello in list(self.arrived.values()):
             if clients and hello.clients != clients:
-                self._turn_out(hello, f"it counts {hello.clients} clients, others {clients}")
+                self.turn_out(hello, f"it counts {hello.clients} clients, others {clients}")
         if not clients or (len(self.arrived) < clients and not late):
             return False
         self._progress.clients = clients
@@ -187,11 +191,11 @@ class Roll:
             try:
                 self._check_weight(hello, list(weights.values()))
             except BadReplyError as error:
-                self._turn_out(hello, str(error))
+                self.turn_out(hello, str(error))
         for hello in self.arrived.values():
             known.setdefault(hello.index, hello.weight)
 
-    def _turn_out(self, hello: Hello, reason: str) -> None:
+    def turn_out(self, hello: Hello, reason: str) -> None:
         self._refuse(hello.node, reason)
         del self.arrived[hello.index]
         # Whoever claimed the same index may have it.

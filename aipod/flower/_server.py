@@ -94,6 +94,11 @@ def lead(
     """Leads a run to its end and writes its results; whatever ends the run, it is saved first."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
     state = initial_state(solver, start.x0, start.y0)
+    if solver.wire is not None and terms.min_nodes not in (None, terms.clients):
+        raise ValueError(
+            "compression needs all clients in every round: leave min-nodes at 0, or compression "
+            "out of the solver's arguments."
+        )
     shared = shared_leaves(solver, state)
     identity = {
         "solver": solver_digest(solver),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from aipod._misc.files import private_folder, read_private, write_bytes, write_text
@@ -138,7 +139,10 @@ class Sums:
         secret, own = os.urandom(_masks.SECRET), os.urandom(_masks.SECRET)
         needed = needed_shares(len(peers))
         parts = [_masks.split(one, list(peers), needed) for one in (secret, own)]
-        sent = {"seal:key": _masks.public_of(_masks.key_of(secret))}
+        sent = {
+            "seal:key": _masks.public_of(_masks.key_of(secret)),
+            "seal:own": _masks.commitment(own),
+        }
         for other, public in peers.items():
             letter = parts[0][other] + parts[1][other]
             if other != self._index:
@@ -186,7 +190,10 @@ class Sums:
         held = {self._index: kept["mine"]}
         for other, letter in letters.items():
             key = self._letter_key(number, other, peers[other], back=True)
-            held[other] = _masks.opened(key, letter).hex()
+            try:
+                held[other] = _masks.opened(key, letter).hex()
+            except InvalidTag:
+                raise ValueError(f"the letter of client {other} cannot be opened.") from None
         self._write(kept | {"masked": digest, "held": held})
         total = flat + _masks.mask(_masks.own_key(bytes.fromhex(kept["own"])), flat.size)
         for other, public in keys.items():

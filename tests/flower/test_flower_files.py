@@ -179,11 +179,11 @@ def test_a_log_that_is_a_link_is_refused(tmp_path):
 
 
 def test_an_existing_key_of_a_node_is_narrowed_before_it_is_used(tmp_path, monkeypatch):
-    federation = Federation(tmp_path)
+    federation = Federation(tmp_path, warm=False)
     federation._note(port=1, tls=True, nodes=1, mark="abc", processes=[])
     private, _ = make_node_key(tmp_path / "keys", "node-0")
     private.chmod(0o644)
     seen = []
-    monkeypatch.setattr(federation, "_start", lambda *words: seen.append(mode(private)))
+    monkeypatch.setattr(federation, "_start", lambda *words, **how: seen.append(mode(private)))
     federation.start_node(0)
     assert seen == [0o600]

@@ -143,6 +143,19 @@ def test_the_same_message_is_sent_again_and_counts_once(clients, tmp_path):
     assert releases(tmp_path) == 1
 
 
+@pytest.mark.parametrize("remove", [True, False], ids=["removed", "rolled back"])
+def test_an_account_that_has_lost_releases_lets_nothing_out(clients, tmp_path, remove):
+    """The run itself remembers how many there were."""
+    session = Session(clients[0], E3, tmp_path, PRIVACY)
+    account = tmp_path / FOLDER / "client-0.json"
+    reply = session.handle(first(clients[0]))
+    old = account.read_text()
+    reply = session.handle(answers(0, reply))
+    account.unlink() if remove else account.write_text(old)
+    with pytest.raises(ValueError, match="and there were 2 at least"):
+        session.handle(answers(1, reply))
+
+
 def test_a_crash_before_the_message_is_kept_counts_and_the_noise_is_fresh(
     clients, tmp_path, monkeypatch
 ):

@@ -11,8 +11,6 @@ import scipy.stats
 
 pytest.importorskip("flwr")
 
-from cryptography.exceptions import InvalidTag
-
 from aipod import federated, flower
 from aipod.flower import _coordinator, _masks, _noise, _unmask
 from aipod.flower._client import Session
@@ -21,7 +19,9 @@ from aipod.flower._masks import as_bytes, as_words
 from aipod.flower._parcel import Parcel
 from aipod.flower._parts import shared_leaves
 from aipod.flower._post import from_records
-from aipod.flower._sums import FOLDER, Sums, Wish, long_key
+from aipod.flower._progress import Progress, Terms
+from aipod.flower._roll import Roll
+from aipod.flower._sums import FOLDER, Sums, Wish, long_key, needed_shares
 from tests.federated.test_federated import client_data, ridge_lower, ridge_upper
 from tests.flower.flower_grid import InProcessGrid, context
 from tests.flower.test_flower import checkpoint
@@ -174,6 +174,14 @@ def request(sealed, index):
     return arrays | letters
 
 
+def begun(sealed):
+    keys, owns = (
+        {i: as_bytes(found[f"seal:{name}"]) for i, found in sealed.items()}
+        for name in ("key", "own")
+    )
+    return _unmask.Begun(keys, owns, needed_shares(len(keys)))
+
+
 def test_two_clients_gone_and_one_without_shares_leave_the_sum_of_the_rest():
     sums, sealed = ready(7)
     rng = np.random.default_rng(0)
@@ -184,17 +192,39 @@ def test_two_clients_gone_and_one_without_shares_leave_the_sum_of_the_rest():
         i: {int(n[6:]): as_bytes(v) for n, v in sums[i].shares(1, set(arrived)).items()}
         for i in arrived[:4]
     }
-    keys = {i: as_bytes(found["seal:key"]) for i, found in sealed.items()}
-    total = _unmask.total("run", 1, keys, masked, given)
+    total, wrong = _unmask.total("run", 1, begun(sealed), masked, given)
+    assert wrong == set()
     for name, value in total.items():
         np.testing.assert_allclose(value, sum(values[i][name] for i in arrived), atol=1e-8)
     # Three shares of seven are too few: what comes out is not the sum.
     few = {i: given[i] for i in arrived[:3]}
-    try:
-        wrong = _unmask.total("run", 1, keys, masked, few)
-    except ValueError:
-        return
-    assert np.abs(wrong["x.0.2"] - total["x.0.2"]).max() > 1
+    with pytest.raises(ValueError, match="do not belong together"):
+        _unmask.total("run", 1, begun(sealed), masked, few)
+
+
+@pytest.mark.parametrize("liar", [0, 4])
+def test_wrong_shares_are_found_out_and_do_not_spoil_the_sum(liar):
+    """They ended the run. A client has gone, so that shares of both kinds are needed."""
+    sums, sealed = ready(6)
+    values = {i: {"y.0.1": np.full(4, float(i))} for i in sums}
+    arrived = [0, 1, 3, 4, 5]
+    masked = {i: sums[i].masked(1, request(sealed, i), values[i]) for i in arrived}
+    given = {
+        i: {int(n[6:]): as_bytes(v) for n, v in sums[i].shares(1, set(arrived)).items()}
+        for i in arrived
+    }
+    given[liar] = {i: bytes([share[0] ^ 1]) + share[1:] for i, share in given[liar].items()}
+    total, wrong = _unmask.total("run", 1, begun(sealed), masked, given)
+    np.testing.assert_allclose(total["y.0.1"], 13.0, atol=1e-8)
+    assert wrong == {liar}
+    # Shares that belong together, of a secret that nobody has committed to.
+    other = _masks.split(b"another secret of one and thirty"[:31], range(6), 4)
+    for own in (True, False):
+        with pytest.raises(ValueError, match="of client 3 do not belong together"):
+            begun(sealed).secret(3, own, other)
+    given = {i: {j: bytes(32) for j in shares} for i, shares in given.items()}
+    with pytest.raises(ValueError, match="do not belong together"):
+        _unmask.total("run", 1, begun(sealed), masked, given)
 
 
 def test_a_client_does_nothing_twice():
@@ -256,7 +286,7 @@ def test_a_letter_that_was_changed_is_noticed():
     sums, sealed = ready(3)
     asked = request(sealed, 0)
     asked["seal:1"] = asked["seal:1"] ^ np.uint32(1)
-    with pytest.raises(InvalidTag):
+    with pytest.raises(ValueError, match="the letter of client 1 cannot be opened"):
         sums[0].masked(1, asked, {"y.0.1": np.ones(3)})
 
 
@@ -364,3 +394,37 @@ def test_numbers_survive_the_way_and_too_large_ones_are_cut():
         total = _masks.encoded(values) + _masks.encoded(values)
     expected = 2 * np.array([0, -1.5, 1e-9, _masks.LARGEST, -_masks.LARGEST, 0, 3.25])
     np.testing.assert_allclose(_masks.decoded(total), expected, atol=1e-9)
+
+
+class Greeting:
+    """A post that brings each node's greeting."""
+
+    def __init__(self, greetings):
+        self.greetings = greetings
+
+    def nodes(self):
+        return list(self.greetings)
+
+    def send(self, parcels, seconds):
+        return {node: str(node) for node in parcels}
+
+    def collect(self, tickets):
+        return {ticket: Parcel(self.greetings[int(ticket)]) for ticket in tickets}
+
+
+def test_keys_of_others_and_keys_that_stop_everybody_are_refused():
+    """Each of them made the honest clients fail, round after round."""
+    good = "09" + "00" * 31
+    keys = {1: good, 2: good, 3: "00" * 32, 4: "01" + "00" * 31}
+    said = {"clients": 4, "weight": 1.0, "solver": "s", "step": -1, "exchange": -1}
+    greetings = {n: said | {"index": n - 1, "key": key} for n, key in keys.items()}
+    lines, terms = [], Terms(steps=1, secure=True)
+    roll = Roll(Greeting(greetings), terms, Progress("run"), "s", lines.append)
+    roll.look(0.0)
+    roll.look(0.0)
+    assert list(roll.arrived) == [0]
+    assert lines == [
+        "node 2 is refused: its key is another client's",
+        "node 3 is refused: nobody can agree on anything with its key",
+        "node 4 is refused: nobody can agree on anything with its key",
+    ]

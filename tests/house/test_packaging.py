@@ -245,8 +245,8 @@ def federation():
     up(pathlib.Path("f"), nodes=1, tls=False)
 
 def beside():
-    from aipod.flower._federation import _beside_python
-    _beside_python("flower-nothing")
+    from aipod.flower._process import beside_python
+    beside_python("flower-nothing")
 
 def told(act):
     try:

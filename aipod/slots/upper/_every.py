@@ -127,7 +127,12 @@ class EveryStep(AbstractUpper):
             kept = UpperState(own, seen, known, length=length, heard=heard)
             return new, kept, turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
-        new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
+        if self.compression is None or not upper_set.affine:
+            new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
+        else:
+            # The same, as all clients have one x: what is averaged is what they have sent.
+            mean = upper_set.tangent(direction) if heard is None else direction
+            new = cast_like(axpy(x, -lr, mean), x)
         if turn.problem.upper_set.constrained:
             seen = by_difference(state.seen, x, new, lr)
         else:
