@@ -166,25 +166,18 @@ def _summed(objective: Objective, scale: Array | None) -> Objective:
     )
 
 
-def _agreed(consensus: Consensus, within: AbstractSet | None) -> AbstractSet:
+def _agreed(agreement: AbstractSet, within: AbstractSet | None) -> AbstractSet:
     if within is None:
-        return consensus
+        return agreement
     if not isinstance(within, AbstractSet) or within.federated or within.coupled:
         raise ValueError(
             "upper_set must be a set for one client's x that does not move, such as "
             f"aipod.Simplex() or aipod.Box(0.0), got {type(within).__name__}."
         )
-    return AgreedWithin(consensus, within)
+    return AgreedWithin(agreement, within)
 
 
-def _gossiping(
-    graph: Any, clients: int, participation: float, chosen: str, within: AbstractSet | None
-) -> AbstractSet:
-    if within is not None:
-        raise ValueError(
-            "upper_set and graph do not go together yet: the neighbours' average of points of a "
-            "set needs another correction. Leave one of them out."
-        )
+def _gossiping(graph: Any, clients: int, participation: float, chosen: str) -> AbstractSet:
     if chosen != "round":
         raise ValueError("chosen is about clients, but with graph= links fail: leave chosen out.")
     gossip = as_gossip(graph, clients, participation)
@@ -227,7 +220,7 @@ def federate(
     - `chosen`: whether they are chosen anew for every "round" or for every outer "step", with
         methods that have several rounds in one; see `Consensus`.
     - `upper_set`: a set that the common x must lie in, such as `aipod.Simplex()`; projecting on it
-        costs no round.
+        costs no round. With `graph` it takes plain steps on x, `E3AiPOD(upper_lr=...)`.
     - `epochs`: each client visits every one of its examples once before the next time; see
         `aipod.Minibatches`.
     - `on_host`: leave the data in host memory, or on disk where it is memory-mapped; a batch or a
@@ -261,8 +254,8 @@ def federate(
             )
         scale = consensus.weights * samples[0].clients
     if graph is not None:
-        agreement = _gossiping(graph, samples[0].clients, participation, chosen, upper_set)
-        sets = (agreement, agreement)
+        agreement = _gossiping(graph, samples[0].clients, participation, chosen)
+        sets = (_agreed(agreement, upper_set), agreement)
     else:
         sets = (_agreed(consensus, upper_set), consensus)
     return Bilevel(

@@ -1,6 +1,6 @@
 """VR-AiPOD: E3-AiPOD with SAGA's tables."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmark_utils.aipod_common import AipodSolver
 
@@ -11,6 +11,13 @@ class Solver(AipodSolver):
     """VR-AiPOD: E3-AiPOD with SAGA's tables."""
 
     name = "aipod-VR"
+    parameters: ClassVar = {"lower_steps": [1], "upper_steps": [1], **AipodSolver.parameters}
 
     def method(self, lower: float, upper: float) -> Any:
-        return aipod.VRAiPOD(upper_lr=upper, lower_lr=lower, adjoint_lr=lower, upper_steps=2)
+        return aipod.VRAiPOD(
+            upper_lr=upper,
+            lower_lr=lower,
+            adjoint_lr=lower,
+            lower_steps=self.lower_steps,
+            upper_steps=self.upper_steps,
+        )

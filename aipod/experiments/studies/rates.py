@@ -15,7 +15,7 @@ import numpy as np
 
 from aipod.experiments import numbers
 from aipod.experiments.studies.exponents import Exponent, cost_at, fit
-from aipod.experiments.studies.horizon import Curve, Setting, Told, horizons, sweep
+from aipod.experiments.studies.horizon import Curve, Setting, Told, horizons, joined, sweep
 from aipod.experiments.studies.rate_settings import Method, logistic, methods, noisy, several_steps
 
 _MANY = (1, 2, 4, 8, 16)
@@ -30,6 +30,9 @@ class Row:
     `counted` is the exponent if the error were exactly K^(-1/2), or the method's own rate; it
     includes the logarithms that the claims leave out. `measured` is None if the error does not
     fall.
+    `counted` is the exponent if the error were exactly K^(-1/2), or the power of K that is claimed
+    for the method; it includes the logarithms that the claims leave out. `measured` is None if the
+    error does not fall.
     """
 
     problem: str
@@ -69,7 +72,7 @@ def rows(problem: str, method: Method, curve: Curve) -> list[Row]:
             method.label,
             name,
             claimed,
-            fit(cost, curve.steps).value / method.rate,
+            fit(cost, curve.steps).value / method.falls,
             fit(cost, 1 / curve.error) if falls else None,
             note,
         )
@@ -103,6 +106,8 @@ METHODS = {
     "e2-proof": "E2-AiPOD, Corollary `cor-E2` with the N that its proof needs",
     "e-storm": "E-AiPOD with a recursive momentum, steps of K^(-1/3)",
     "e2-storm": "E2-AiPOD with the same and T = 2",
+    "e3": "E3-AiPOD, ours: one projection round for each outer step, 4 and 2 local steps",
+    "e3-growing": "E3-AiPOD with K^(1/3) local steps and upper batches of that size",
     "several-steps": "E-AiPOD with T = 1 to 16 steps on x, Corollary `redu-UL`",
 }
 
@@ -160,6 +165,18 @@ def measure(
         setting, offered = _setting(title)
         for method in (method for method in offered if method.name in chosen):
             if title == "logistic" and method.longest is not None:
+                continue
+            if method.batches is not None:
+                sizes = {
+                    k: method.batches(k) for k in horizons(min(steps, method.longest or steps))
+                }
+                parts = [
+                    run(title, method.label, method.make, noisy(upper_batch=size), [k])
+                    for k, size in sizes.items()
+                ]
+                curve = joined(parts)
+                curves[title][method.label] = curve.plain()
+                table += rows(title, method, curve)
                 continue
             ks = grid if title == "synthetic" else grid[:-1]
             if method.longest is not None:  # as many decades, at smaller K

@@ -19,8 +19,9 @@ from aipod.slots._momentum import Mover, check_mover, restarted_momentum
 from aipod.slots._proxskip import settle, step_keys
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
-from aipod.slots.adjoint._health import Health, health_of, healthy
+from aipod.slots.adjoint._health import Health, health_of, healthy, pull_of
 from aipod.slots.adjoint._quadratic import damped, quadratic_parts
+from aipod.slots.adjoint._stray import Straying
 from aipod.stepsize import (
     Curvature,
     Rates,
@@ -45,6 +46,7 @@ class WarmState(eqx.Module):
     - `known`: with compression, what the server knows of each client.
     - `health`: how the last solve went.
     - `momentum`: the state of the optimiser that moves u.
+    - `straying`: of a solve that may give u up, whether u begins to stray.
     """
 
     u: PyTree
@@ -53,6 +55,7 @@ class WarmState(eqx.Module):
     known: PyTree | None = None
     health: Health | None = None
     momentum: PyTree | None = None
+    straying: Straying | None = None
 
 
 def warm_start(
@@ -96,7 +99,8 @@ class OneRoundAdjoint(AbstractAdjoint):
     - `damping`: a Tikhonov term, G + damping I. Where the lower level is not convex, an undamped
         warm start grows without bound. By default it is 0 as long as G bends up along every u that
         was seen, and afterwards large enough for what was seen.
-    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
+        for 4, with error feedback.
     - `optimizer`: moves u as the `optimizer` of `OneRound` moves y. By default
         `restarted_momentum(0.9, growth=0)` in a federation, and nothing elsewhere.
 
@@ -197,7 +201,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         # With noise a residual says more about the sample than about u.
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
         left, right = (size[-1] * exact for size in sizes)
-        health = health_of(turn.y, lower_set, left, right, raised > state.damping)
+        pull = pull_of(seen[0][-1], seen[1][-1], lr * self.steps)
+        health = health_of(turn.y, lower_set, left, right, raised > state.damping, pull)
         kept = WarmState(u, state.correction, raised, state.known, health, state.momentum)
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
