@@ -169,8 +169,14 @@ def ours(lower: Any, upper: Any) -> Any:
     return aipod.VRAiPOD(upper_lr=upper, lower_lr=lower, adjoint_lr=lower, upper_steps=2)
 
 
+def one_each(lower: Any, upper: Any) -> Any:
+    """One step on each of y, the adjoint and x."""
+    return aipod.VRAiPOD(upper_lr=upper, lower_lr=lower, adjoint_lr=lower, lower_steps=1)
+
+
 METHODS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "VR-AiPOD": (ours, True),
+    "VR-AiPOD, 1 1 1": (one_each, True),
     "SABA": (lambda b, a: aipod.SABA(upper_lr=a, lower_lr=b, adjoint_lr=b), True),
     "SRBA": (lambda b, a: aipod.SRBA(upper_lr=a, lower_lr=b, adjoint_lr=b), True),
     "SVRB": (lambda b, a: aipod.SVRB(upper_lr=a, lower_lr=b, adjoint_lr=b), True),
