@@ -7,7 +7,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, hash32
 from aipod.problem import Bilevel, grad_x_upper, implicit_term, in_order
-from aipod.slots._oracles import Estimation, Memories, first_memory, words_of
+from aipod.slots._oracles import Estimation, Memories, Memory, first_memory, words_of
 from aipod.slots._turn import Turn
 from aipod.slots.estimators import Estimators, for_each
 
@@ -53,6 +53,8 @@ def estimation_of(
     """
     if estimates is None and not solver.shared:
         return None, None, None
+    if estimates is not None and solver.shared:
+        estimates = _counted_together(solver, estimates)
     each = for_each(solver.estimator)
     estimators = (each.lower, each.adjoint, each.upper)
     words = words_of(as_key(key))
@@ -71,6 +73,27 @@ def estimation_of(
         )
         for slot in range(3)
     )
+    return lower, adjoint, upper
+
+
+def _counted_together(solver: Any, estimates: Estimates) -> Estimates:
+    """The same, with one counter for all derivatives that are asked for once in an outer step.
+
+    Their counters have the same values. Where a program can see that, it draws a batch once and
+    finds what several derivatives share once.
+    """
+    lower, adjoint, upper = (dict(memories) for memories in estimates)
+    of_lower, of_upper = upper["implicit"], upper["direct"]
+
+    def like(memory: Memory, other: Memory) -> Memory:
+        return dataclasses.replace(memory, count=other.count, clock=other.clock)
+
+    if solver.upper.needs_implicit:
+        if solver.lower.single:
+            lower["gradient"] = like(lower["gradient"], of_lower)
+        if solver.adjoint.single:
+            adjoint["product"] = like(adjoint["product"], of_lower)
+    adjoint["slope"] = dataclasses.replace(adjoint["slope"], count=of_upper.count)
     return lower, adjoint, upper
 
 

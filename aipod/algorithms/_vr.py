@@ -27,11 +27,12 @@ def VRAiPOD(
         u_hat <- u_hat - rho (d_f + d_G u_hat - e), N times,   d_f = grad_y f found once
         x_t+1 = x_t - alpha (d_x(x_t) + w),         T times,   one projection of y, u and x
 
-    where each d is the estimate of a derivative by SAGA's tables over fixed minibatches. On a
-    finite sum it converges to the solution itself, linearly where F is strongly convex, with
-    minibatches, one projection in an outer step, constraints at both levels and, in a federation,
-    one round. One batch of f serves x_0 and u, so an outer step has S + N + T + 1 batches. The
-    lower level must be convex.
+    where each d is the estimate of a derivative by SAGA's tables over fixed minibatches, with a
+    weight of 0.7 on what is new in a minibatch: less noise, and so longer steps. On a finite sum it
+    converges to the solution itself, linearly where F is strongly convex, with minibatches, one
+    projection in an outer step, constraints at both levels and, in a federation, one round. One
+    batch of f serves x_0 and u, so an outer step has S + N + T + 1 batches. The lower level must be
+    convex.
 
     **Arguments:**
 
@@ -44,7 +45,7 @@ def VRAiPOD(
     - `lower_steps` [S], `adjoint_steps` [N]: local steps on y and on u.
     - `upper_steps` [T]: steps of x for one w. More than 1 saves samples where x is free; on a
         constrained x they leave an error of order alpha T.
-    - `estimator`: another way to estimate derivatives; by default `aipod.SAGA()`.
+    - `estimator`: another way to estimate derivatives; by default `aipod.SAGA(weight=0.7)`.
 
     !!! example
         ```python
@@ -59,6 +60,6 @@ def VRAiPOD(
             lr=upper_lr,
             optimizer=paced_unless(upper_lr, upper_optimizer),
         ),
-        estimator=SAGA() if estimator is None else estimator,
+        estimator=SAGA(weight=0.7) if estimator is None else estimator,
         shared=True,
     )

@@ -43,7 +43,14 @@ def in_epochs(word: Array, count: Array, size: ArrayLike) -> Array:
     """The piece that draw number `count` visits: each of them once in every `size` draws."""
     size = jnp.asarray(size, jnp.int32)
     epoch = (count // size).astype(jnp.uint32)
-    return shuffled(count % size, size, hash32(word + (epoch + 1) * jnp.uint32(_SECOND)))
+    own = hash32(word + (epoch + 1) * jnp.uint32(_SECOND))
+    # A condition that always holds keeps XLA from finding the piece again wherever it is used:
+    # in the slice of every array of the data.
+    return jax.lax.cond(
+        jnp.all(count >= 0),
+        lambda: shuffled(count % size, size, own),
+        lambda: jnp.broadcast_to(count, own.shape).astype(jnp.int32),
+    )
 
 
 def word_of(key: PRNGKeyArray) -> Array:

@@ -1,10 +1,12 @@
 """What the solver files of aipod for benchmark_bilevel share."""
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmark_utils.stochastic_jax_solver import StochasticJaxSolver
 
 import aipod
 
@@ -43,22 +45,53 @@ class Starts(aipod.AbstractSampler):
         return self.starts(key)[0]
 
 
-def problem_of(f_inner: Any, f_outer: Any, examples: tuple[int, int], size: int) -> aipod.Bilevel:
-    """The benchmark's problem: its inner variable is y, its outer variable x."""
-    inner, outer = examples
-    return aipod.Bilevel(
-        upper=lambda x, y, start: f_outer(y, x, start, size),
-        lower=lambda x, y, start: f_inner(y, x, start, size),
-        upper_samples=Starts(outer, size),
-        lower_samples=Starts(inner, size),
-    )
+class AipodSolver(StochasticJaxSolver):
+    """A solver of aipod on the benchmark's oracles; a subclass answers `method`."""
+
+    requirements: ClassVar = ["jax", "pip::aipod-jax"]
+    parameters: ClassVar = {
+        "step_size": [0.3],
+        "outer_ratio": [1.0],
+        "batch_size": [64],
+        **StochasticJaxSolver.parameters,
+    }
+    going = None
+
+    @abstractmethod
+    def method(self, lower: float, upper: float) -> Any:
+        """The solver with these step sizes of y and of x."""
+
+    def init(self) -> None:
+        self.inner_var, self.outer_var = self.inner_var0, self.outer_var0
+        if self.going is None:
+            # Once: what the warm-up compiles serves the run that is timed.
+            solver = self.method(self.step_size, self.step_size / self.outer_ratio)
+            self.going = Run(solver, self.problem(), self.random_state)
+        self.going.start(self.outer_var, self.inner_var)
+
+    def problem(self) -> Any:
+        """The benchmark's problem: its inner variable is y, its outer variable x."""
+        return aipod.Bilevel(
+            upper=lambda x, y, start: self.f_outer(y, x, start=start),
+            lower=lambda x, y, start: self.f_inner(y, x, start=start),
+            upper_samples=Starts(self.n_outer_samples, self.batch_size_outer),
+            lower_samples=Starts(self.n_inner_samples, self.batch_size_inner),
+        )
+
+    def get_step(self, inner_sampler: Any, outer_sampler: Any) -> Any:
+        # The base class compiles a step of its own kind; aipod's is compiled in `Run`.
+        return lambda carry, _: (carry, None)
+
+    def run(self, callback: Any) -> None:
+        self.init()
+        while callback():
+            self.inner_var, self.outer_var = self.going.advance(self.eval_freq)
 
 
 class Run:
     """A run in pieces of so many steps, each waited for."""
 
-    def __init__(self, solver: Any, problem: aipod.Bilevel, x: Any, y: Any, seed: int) -> None:
-        self.state = solver.init(problem, jnp.asarray(x), jnp.asarray(y))
+    def __init__(self, solver: Any, problem: Any, seed: int) -> None:
         key = jax.random.key(seed)
 
         def advance(state: Any, steps: Any) -> Any:
@@ -67,6 +100,13 @@ class Run:
             )
 
         self._advance = jax.jit(advance, donate_argnums=0)
+        self._init = lambda x, y: solver.init(problem, jnp.array(x), jnp.array(y))
+        self.state: Any = None
 
-    def advance(self, steps: int) -> None:
+    def start(self, x: Any, y: Any) -> None:
+        self.state = self._init(x, y)
+
+    def advance(self, steps: int) -> tuple[Any, Any]:
+        """(y, x) after so many steps more, copied: the next piece reuses the state's memory."""
         self.state = jax.block_until_ready(self._advance(self.state, steps))
+        return jnp.array(self.state.y), jnp.array(self.state.x)

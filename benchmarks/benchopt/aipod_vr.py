@@ -2,41 +2,22 @@
 
 from typing import Any, ClassVar
 
-from benchmark_utils.stochastic_jax_solver import StochasticJaxSolver
-from benchopt import safe_import_context
+from benchmark_utils.aipod_common import AipodSolver
 
-with safe_import_context() as import_ctx:
-    from benchmark_utils.aipod_common import Run, problem_of
-
-    import aipod
+import aipod
 
 
-class Solver(StochasticJaxSolver):
+class Solver(AipodSolver):
     """VR-AiPOD: E3-AiPOD with SAGA's tables."""
 
     name = "aipod-VR"
-    requirements: ClassVar = ["jax", "pip::aipod"]
-    parameters: ClassVar = {
-        "step_size": [0.3],
-        "outer_ratio": [1.0],
-        "batch_size": [64],
-        **StochasticJaxSolver.parameters,
-    }
+    parameters: ClassVar = {"lower_steps": [1], "upper_steps": [1], **AipodSolver.parameters}
 
-    def init(self) -> None:
-        lower, upper = self.step_size, self.step_size / self.outer_ratio
-        solver = aipod.VRAiPOD(upper_lr=upper, lower_lr=lower, adjoint_lr=lower, upper_steps=2)
-        examples = (self.n_inner_samples, self.n_outer_samples)
-        problem = problem_of(self.f_inner, self.f_outer, examples, self.batch_size)
-        self.inner_var, self.outer_var = self.inner_var0, self.outer_var0
-        self.going = Run(solver, problem, self.outer_var, self.inner_var, self.random_state)
-
-    def get_step(self, inner_sampler: Any, outer_sampler: Any) -> Any:
-        # The base class compiles a step of its own kind; aipod's is compiled in `Run`.
-        return lambda carry, _: (carry, None)
-
-    def run(self, callback: Any) -> None:
-        self.init()
-        while callback():
-            self.going.advance(self.eval_freq)
-            self.inner_var, self.outer_var = self.going.state.y, self.going.state.x
+    def method(self, lower: float, upper: float) -> Any:
+        return aipod.VRAiPOD(
+            upper_lr=upper,
+            lower_lr=lower,
+            adjoint_lr=lower,
+            lower_steps=self.lower_steps,
+            upper_steps=self.upper_steps,
+        )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import aipod
+from aipod.algorithms._estimates import estimation_of
 from aipod.federated import federate, replicate
 
 KEY = jax.random.key(0)
@@ -169,3 +170,31 @@ def test_the_rivals_run_in_single_precision(solver):
     assert solution.x.dtype == jnp.float32
     before = float(aipod.stationarity(problem, x, y))
     assert float(aipod.stationarity(problem, solution.x, y)) < 0.02 * before
+
+
+def test_slots_that_share_draws_read_one_counter():
+    """Else a program finds the same minibatch, and what its derivatives share, once for each."""
+    rng = np.random.default_rng(0)
+    data = aipod.Minibatches(jnp.asarray(rng.normal(size=(12, 2))), 4, epochs=True)
+
+    def loss(x, y, batch):
+        return jnp.mean((batch @ y - x[0]) ** 2) + jnp.sum(y**2)
+
+    problem = aipod.Bilevel(loss, loss, upper_samples=data, lower_samples=data)
+
+    def read(solver, steps):
+        state = solver.init(problem, jnp.zeros(2), jnp.zeros(2))
+        for _ in range(steps):
+            state = solver.step(problem, state, key=KEY)
+        slots = estimation_of(solver, state.estimates, KEY, None)
+        return [{name: kept.count for name, kept in slot.memory.items()} for slot in slots]
+
+    rates = {"upper_lr": 0.1, "lower_lr": 0.1, "adjoint_lr": 0.1}
+    lower, adjoint, upper = read(aipod.SABA(**rates), 3)
+    assert lower["gradient"] is adjoint["product"] is upper["implicit"]
+    assert adjoint["slope"] is upper["direct"]
+    assert int(upper["direct"]) == int(upper["implicit"]) == 3
+    # Two steps on y and on x draw more often than one on the adjoint.
+    lower, adjoint, upper = read(aipod.VRAiPOD(**rates, upper_steps=2), 3)
+    assert adjoint["product"] is upper["implicit"]
+    assert (int(lower["gradient"]), int(upper["implicit"]), int(upper["direct"])) == (6, 3, 6)

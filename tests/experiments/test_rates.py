@@ -224,7 +224,7 @@ def measured(tmp_path_factory):
         seeds=4,
         seed=0,
         problems="synthetic",
-        methods="aipod,e-aipod,e3",
+        methods="aipod,e-aipod,e-storm,e3",
         force=False,
         as_json=False,
     )
@@ -237,6 +237,8 @@ def test_e_aipod_projects_less_by_more_than_the_interval(measured):
     found = {(row["method"], row["cost"]): Exponent(**row["measured"]) for row in summary["rows"]}
     always, seldom = (found[name, "lower projections"] for name in ("AiPOD", "E-AiPOD"))
     assert seldom.high < always.low
+    for cost in ("samples", "lower projections", "upper, x alone"):
+        assert found["E-AiPOD, STORM", cost].high < found["E-AiPOD", cost].low
     # K from 9 to 3,000 is too small for the last digit: the docs have the figures of the command.
     assert always.value == pytest.approx(2.0, abs=0.2)
     assert seldom.value == pytest.approx(1.5, abs=0.15)

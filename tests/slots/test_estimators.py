@@ -75,6 +75,30 @@ def test_unbiased_over_all_batches(estimator):
     np.testing.assert_allclose(np.mean(values, axis=0), _parts()[1](last), rtol=1e-12)
 
 
+@pytest.mark.parametrize("weight", [0.3, 0.7])
+def test_bias_of_a_saga_that_trusts_the_table_more(weight):
+    *before, last = _points(6)
+    memory, _ = _after(aipod.SAGA(weight), before, NUMBERS)
+    estimator, right = aipod.SAGA(weight), _parts()[1](last)
+    values = [estimator.estimate(_oracle(i, 5), last, memory).value for i in range(PIECES)]
+    bias = (1 - weight) * (memory.mean - right)
+    np.testing.assert_allclose(np.mean(values, axis=0) - right, bias, rtol=1e-10)
+    full = aipod.SAGA()
+    # The table itself is that of SAGA, and the noise a share of it.
+    plain = [full.estimate(_oracle(i, 5), last, memory).value for i in range(PIECES)]
+    np.testing.assert_allclose(np.std(values, axis=0), weight * np.std(plain, axis=0), rtol=1e-10)
+
+
+def test_saga_with_the_weight_of_one_row_is_the_mean_of_the_new_table():
+    memory, value = _after(aipod.SAGA(1 / PIECES), _points(5), NUMBERS)
+    np.testing.assert_allclose(value, jnp.mean(memory.rows, axis=0), rtol=1e-12)
+
+
+def test_saga_refuses_weights_above_one():
+    with pytest.raises(ValueError, match="at most 1"):
+        aipod.SAGA(1.5)
+
+
 @pytest.mark.parametrize(
     ("estimator", "kept"), [(aipod.SARAH(period=100), 1.0), (aipod.STORM(0.3), 0.7)]
 )

@@ -14,6 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 import aipod
 from aipod.algorithms import Alternating
 from aipod.experiments.studies.horizon import Setting
+from aipod.experiments.studies.storm_settings import with_storm
 from aipod.experiments.tasks import synthetic
 from aipod.problem import Bilevel, expected, grad_x_upper, implicit_term
 from aipod.slots import Turn
@@ -157,10 +158,13 @@ def several_steps(steps: int, count: int) -> Alternating:
     return aipod.EAiPOD(**arrays(chosen), lower_steps=1)
 
 
-def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method, ...]:
+def methods(
+    constants: dict[str, Any], eta: float, exact: bool, storm: tuple[float, float, float]
+) -> tuple[Method, ...]:
     """The paper's three methods with the theorems' choices, and variants of E2-AiPOD's corollary.
 
     - `eta`: the Neumann step; `exact`: whether one Neumann term with this step is exact.
+    - `storm`: the constants of those with a recursive momentum, see `with_storm`.
     """
 
     def series(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -209,13 +213,16 @@ def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method,
         length = constants["ratio"] * alpha
         return _e3(alpha, min(length, 1.0), min(length, 1.0), count, 2)
 
-    claims = (2.0, 1.5, 1.5)
+    claims, faster = (2.0, 1.5, 1.5), (1.5, 1.25, 1.5)
+    skipping, periodic = with_storm(*storm)
     return (
         Method("aipod", "AiPOD", first, (2.0, 2.0, 2.0)),
         Method("e-aipod", "E-AiPOD", second, (2.0, 1.5, 2.0)),
         Method("e2-constant", "E2-AiPOD, ρ constant", constant_rho, claims),
         Method("e2-warm", "E2-AiPOD, warm adjoint", warm, claims),
         Method("e2-printed", "E2-AiPOD, as printed", printed, claims),
+        Method("e-storm", "E-AiPOD, STORM", skipping, faster, falls=2 / 3),
+        Method("e2-storm", "E2-AiPOD, STORM, T = 2", periodic, faster, falls=2 / 3),
         Method("e2-proof", "E2-AiPOD, N of the proof", proof, claims, longest=3000),
         Method("e3", "E3-AiPOD", one_round, (2.0, 2.0, 2.0)),
         Method(

@@ -27,6 +27,9 @@ _STALLED = 1.05
 class Row:
     """One line of the table: the claimed and the measured exponent of a cost.
 
+    `counted` is the exponent if the error were exactly K^(-1/2), or the method's own rate; it
+    includes the logarithms that the claims leave out. `measured` is None if the error does not
+    fall.
     `counted` is the exponent if the error were exactly K^(-1/2), or the power of K that is claimed
     for the method; it includes the logarithms that the claims leave out. `measured` is None if the
     error does not fall.
@@ -101,6 +104,8 @@ METHODS = {
     "e2-warm": "E2-AiPOD whose adjoint goes on from the outer step before",
     "e2-printed": "E2-AiPOD, Corollary `cor-E2` as printed",
     "e2-proof": "E2-AiPOD, Corollary `cor-E2` with the N that its proof needs",
+    "e-storm": "E-AiPOD with a recursive momentum, steps of K^(-1/3)",
+    "e2-storm": "E2-AiPOD with the same and T = 2",
     "e3": "E3-AiPOD, ours: one projection round for each outer step, 4 and 2 local steps",
     "e3-growing": "E3-AiPOD with K^(1/3) local steps and upper batches of that size",
     "several-steps": "E-AiPOD with T = 1 to 16 steps on x, Corollary `redu-UL`",
@@ -110,8 +115,11 @@ METHODS = {
 def _setting(problem: str) -> tuple[Setting, tuple[Method, ...]]:
     if problem == "synthetic":
         # grad_yy g = I: one Neumann term with step 1 is exact.
-        return noisy(), methods({"upper": 1.0, "ratio": 4.0}, 1.0, exact=True)
-    return logistic(), methods({"upper": 2.0, "ratio": 2.0, "longest": 0.4}, 0.4, exact=False)
+        return noisy(), methods(
+            {"upper": 1.0, "ratio": 4.0}, 1.0, exact=True, storm=(0.5, 2.0, 8.0)
+        )
+    constants = {"upper": 2.0, "ratio": 2.0, "longest": 0.4}
+    return logistic(), methods(constants, 0.4, exact=False, storm=(0.2, 1.0, 27.0))
 
 
 def measure(

@@ -87,6 +87,11 @@ class AbstractAdjoint(eqx.Module):
         return 0, 0
 
     @property
+    def single(self) -> bool:
+        """Whether an outer step asks for exactly one product, where that is known."""
+        return False
+
+    @property
     def deferred(self) -> bool:
         """Whether a projection is left to `settle`, at the end of the outer step."""
         return False

@@ -133,6 +133,10 @@ class OneRoundAdjoint(AbstractAdjoint):
         return self.steps, self.steps
 
     @property
+    def single(self) -> bool:
+        return self.steps == 1
+
+    @property
     def deferred(self) -> bool:
         return True
 

@@ -41,6 +41,10 @@ class SimultaneousAdjoint(AbstractAdjoint):
         return optax.tree.zeros_like(y)
 
     @property
+    def single(self) -> bool:
+        return True
+
+    @property
     def deferred(self) -> bool:
         return True
 

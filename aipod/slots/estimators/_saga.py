@@ -7,6 +7,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, beside, drift
+from aipod.stepsize import check_positive
 
 
 class _Table(eqx.Module):
@@ -26,11 +27,30 @@ class SAGA(AbstractEstimator):
     variance goes to 0. One derivative in a draw, m times the memory of a point. The table is
     updated in place: a step does not copy it. With `batch_size=1` it has a row for each example.
 
+    With `weight` [theta] below 1 the newest derivative counts less:
+
+        d = theta (g_i(point) - T_i) + mean(T)
+
+    Its noise is theta times that of SAGA, so longer steps are stable. The bias,
+    (1 - theta) (mean(T) - g(point)), goes to 0 as the point converges. theta = 1 / m is SAG
+    (Schmidt, Le Roux and Bach, 2017); at 1/2 or more, old rows never outweigh the new one.
+
+    **Arguments:**
+
+    - `weight` [theta]: of what is new in the minibatch, in (0, 1].
+
     !!! example
         ```python
         solver = aipod.E3AiPOD(estimator=aipod.SAGA(), upper_lr=0.1)
         ```
     """
+
+    weight: float = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self) -> None:
+        check_positive(self.weight, "weight (theta)")
+        if self.weight > 1:
+            raise ValueError(f"weight (theta) must be at most 1, which is SAGA, got {self.weight}.")
 
     def init(self, like: PyTree, point: PyTree, pieces: int, by_client: bool) -> PyTree:
         def rows(leaf: Array) -> Array:
@@ -51,7 +71,7 @@ class SAGA(AbstractEstimator):
             lambda: jax.tree.map(lambda rows: _row(rows, number), memory.rows),
             lambda: optax.tree.zeros_like(memory.mean),
         )
-        value = drift(new, old, memory.mean)
+        value = drift(new, old, memory.mean) if self.weight == 1 else self._partly(new, old, memory)
         # Written after it was read, which the difference of 0 makes sure of.
         fresh = jax.tree.map(lambda a, b: a + (b - b), new, old)
         rows = jax.tree.map(lambda rows, leaf: _with_row(rows, number, leaf), memory.rows, fresh)
@@ -60,6 +80,11 @@ class SAGA(AbstractEstimator):
             lambda m, a, b: (m + _share(oracle, a) * (a - b)).astype(m.dtype), memory.mean, new, old
         )
         return Estimate(value, _Table(rows, mean))
+
+    def _partly(self, new: PyTree, old: PyTree, memory: _Table) -> PyTree:
+        return jax.tree.map(
+            lambda a, b, m: (m + self.weight * (a - b)).astype(m.dtype), new, old, memory.mean
+        )
 
     @property
     def finite(self) -> bool:

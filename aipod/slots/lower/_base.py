@@ -73,6 +73,11 @@ class AbstractLower(eqx.Module):
         return 0
 
     @property
+    def single(self) -> bool:
+        """Whether an outer step asks for exactly one gradient, where that is known."""
+        return False
+
+    @property
     def deferred(self) -> bool:
         """Whether the projection is left to `settle`, at the end of the outer step."""
         return False

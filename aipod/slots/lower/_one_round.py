@@ -97,6 +97,10 @@ class OneRound(AbstractLower):
         return self.steps
 
     @property
+    def single(self) -> bool:
+        return self.steps == 1
+
+    @property
     def deferred(self) -> bool:
         return True
 

@@ -42,6 +42,10 @@ class SimultaneousLower(AbstractLower):
         return y
 
     @property
+    def single(self) -> bool:
+        return True
+
+    @property
     def deferred(self) -> bool:
         return True
 
