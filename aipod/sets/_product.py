@@ -121,6 +121,9 @@ class Product(AbstractSet):
     def active(self) -> PyTree:
         return self._each(lambda s: s.active)
 
+    def single(self, y: PyTree) -> PyTree:
+        return self._each(lambda s, part: s.single(part), y)
+
     @property
     def coupled(self) -> bool:
         return any(s.coupled for s in self.sets())

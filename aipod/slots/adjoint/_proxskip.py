@@ -108,7 +108,9 @@ class ProxSkipAdjoint(AbstractAdjoint):
             )
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
-        return warm_start(y, self.damping, health) if self.warm else health
+        if not self.warm:
+            return health
+        return warm_start(problem.lower_set, y, self.damping, health)
 
     def health(self, state: PyTree) -> Health | None:
         return state.health if self.warm else state
@@ -118,8 +120,9 @@ class ProxSkipAdjoint(AbstractAdjoint):
         return self.own_health(mask)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        start = state if self.warm else warm_start(turn.y, self.damping)
-        start = followed(turn.problem.lower_set, start) if self.warm else start
+        lower_set = turn.problem.lower_set
+        start = state if self.warm else warm_start(lower_set, turn.y, self.damping)
+        start = followed(lower_set, start) if self.warm else start
         parts, memory = quadratic_parts(turn, self.steps)
 
         def gradient(u: PyTree, key: PRNGKeyArray, memory: Any) -> tuple[PyTree, Any]:
@@ -128,7 +131,7 @@ class ProxSkipAdjoint(AbstractAdjoint):
 
         found = watched_proxskip(
             gradient,
-            turn.problem.lower_set.directions(),
+            lower_set.directions(),
             start.u,
             start.correction,
             lr=turn.lr(self.lr),
@@ -136,10 +139,14 @@ class ProxSkipAdjoint(AbstractAdjoint):
             steps=self.steps,
             key=turn.key,
             memory=memory,
+            met=start.met(lower_set),
         )
         kept: Any = self._seen(turn, found.products)
         if self.warm:
-            kept = WarmState(found.point, found.correction, start.damping, health=kept)
+            shared = None if found.met is None else found.met.shared
+            kept = WarmState(
+                found.point, found.correction, start.damping, health=kept, shared=shared
+            )
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
             found.projections, lower_draws=self.steps, upper_draws=draws, memory=found.memory
