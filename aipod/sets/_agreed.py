@@ -142,6 +142,13 @@ class AgreedWithin(AbstractWrapped):
     def holding(self, active: PyTree) -> AbstractSet:
         return AgreedWithin(self.base, self.within.holding(active))
 
+    def pin(self, y: PyTree, x: PyTree = None) -> PyTree:
+        place = self._common(x)
+        return jax.vmap(lambda row: self.within.pin(row, place))(y)
+
+    def loose(self, v: PyTree) -> PyTree:
+        return jax.vmap(self.within.loose)(v)
+
     def directions(self) -> AbstractSet:
         return AgreedWithin(self.base.directions(), self.within.directions())
 

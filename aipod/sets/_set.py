@@ -115,6 +115,14 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         """
         return None
 
+    def pin(self, y: PyTree, x: PyTree = None) -> PyTree:
+        """Of a face: y with its active entries at their bounds, the others as they are."""
+        return y
+
+    def loose(self, v: PyTree) -> PyTree:
+        """Of a face: the direction v with 0 in the active entries."""
+        return v
+
     @property
     def agreement(self) -> "AbstractSet | None":
         """Where clients agree on a point of another set, `of_one`: that they agree; else None."""

@@ -221,7 +221,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         cost = turn.lower_cost(
             1, lower_draws=self.steps, upper_draws=draws, deferred=True, memory=memory
         )
-        return optax.tree.scale(-1, u), kept, cost
+        # u_hat is not projected yet, and e lags behind a face that moves: as `OneRound.seen_from`.
+        return optax.tree.scale(-1, cast_like(lower_set.loose(u), u)), kept, cost
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:
         directions = turn.problem.lower_set.directions()

@@ -130,6 +130,11 @@ class OneRound(AbstractLower):
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
 
+    def seen_from(self, faced: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        # y_hat is not projected yet. Where x moves the bounds, r lags behind their multipliers, and
+        # y_hat is far beyond active bounds: f there would say nothing about f on them.
+        return cast_like(faced.lower_set.pin(y, x), y)
+
     def _mover(self, lower_set: AbstractSet) -> Mover | None:
         default = restarted_momentum()
         return Mover.of("lower_optimizer", self.optimizer, lower_set, default)
