@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._hypergradient._face import largest_curvature
-from aipod._misc.tree import axpy, cast_like
+from aipod._misc.tree import axpy, cast_like, rounding
 from aipod.problem import Bilevel, draw
 from aipod.slots.adjoint import solve_projected
 
@@ -50,7 +50,7 @@ def solve_bounded(problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int) -> Se
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
     dtype = jnp.result_type(*jax.tree.leaves(y0))
-    eps = float(jnp.finfo(dtype).eps)
+    eps = rounding(y0)
 
     def objective(y: PyTree) -> Array:
         return problem.lower(x, y, batch)
