@@ -3,9 +3,9 @@
 from aipod.algorithms._alternating import Alternating as Alternating
 from aipod.algorithms._e3 import E3AiPOD as E3AiPOD
 from aipod.algorithms._federated import FedAvg as FedAvg
-from aipod.algorithms._federated import FedBiOAcc as FedBiOAcc
 from aipod.algorithms._federated import FedNest as FedNest
 from aipod.algorithms._federated import LFedNest as LFedNest
+from aipod.algorithms._federated_rivals import FedBiOAcc as FedBiOAcc
 from aipod.algorithms._federated_rivals import FedF2SA as FedF2SA
 from aipod.algorithms._federated_rivals import FedMBO as FedMBO
 from aipod.algorithms._federated_rivals import SimFBO as SimFBO

@@ -45,7 +45,9 @@ def E3AiPOD(
         level is not convex. By default it is 0 as long as the lower level looks convex, and found
         by itself otherwise.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits from the clients, with error
-        feedback: half the bytes up, and the same fixed points.
+        feedback: half the bytes up, and the same fixed points. "float8" and "float4" for messages
+        of 8 and 4 bits, a quarter and an eighth of the bytes up; what the server sends of x is then
+        rounded as well.
     - `estimator`: how derivatives are estimated from minibatches. With `aipod.SAGA()` and
         `upper_lr` a run on a finite sum converges to the solution itself, not to its noise. No
         damping is then found: the lower level must be convex, or `damping` given.

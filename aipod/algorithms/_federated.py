@@ -1,4 +1,4 @@
-"""Methods made for federations: FedNest, its light version, FedBiOAcc, and FedAvg."""
+"""Methods made for federations: FedNest, its light version, and FedAvg."""
 
 import dataclasses
 from typing import Any
@@ -7,10 +7,9 @@ import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._variants import variant_of
-from aipod.slots.adjoint import Neumann, ProxSkipAdjoint, Zero
-from aipod.slots.estimators import STORM
-from aipod.slots.lower import SVRG, ProjectedSGD
-from aipod.slots.upper import EveryStep, LocalUpper, paced_unless
+from aipod.slots.adjoint import Neumann, Zero
+from aipod.slots.lower import SVRG
+from aipod.slots.upper import LocalUpper, paced_unless
 from aipod.stepsize import Curvature, StepSize
 
 
@@ -75,42 +74,6 @@ def LFedNest(**arguments: Any) -> Alternating:
         lower=dataclasses.replace(made.lower, corrected=False),
         adjoint=dataclasses.replace(made.adjoint, local=True),
         upper=dataclasses.replace(made.upper, corrected=False),
-    )
-
-
-def FedBiOAcc(
-    *,
-    upper_lr: StepSize | None = None,
-    lower_lr: StepSize = Curvature(),
-    adjoint_lr: StepSize = Curvature(),
-    momentum: StepSize = 0.1,
-    upper_optimizer: optax.GradientTransformation | None = None,
-) -> Alternating:
-    """FedBiOAcc (Li, Huang and Huang, NeurIPS 2023): recursive momentum for y, u and x.
-
-        v <- grad_y g + (1 - a) (v - grad_y g at the last point),       y <- average(y - beta v)
-        q <- grad_y f + G u + (1 - a) (q - the same at the last point), u <- average(u - rho q)
-        h <- grad_x f + w + (1 - a) (h - the same at the last point),   x <- average(x - alpha h)
-
-    by `aipod.STORM`, with one local step between two averages (the paper's I = 1); the momenta are
-    then averages as well. Its rule: all steps O(K^(-1/3)), a = O(K^(-2/3)).
-
-    **Arguments:**
-
-    - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [rho]: step sizes.
-    - `momentum` [a]: the weight of the newest derivative, a number or an Optax schedule.
-    - `upper_optimizer`: an Optax optimiser in place of `upper_lr`. Not in the original.
-
-    !!! example
-        ```python
-        solver = aipod.FedBiOAcc(upper_lr=0.01, lower_lr=0.05, adjoint_lr=0.05)
-        ```
-    """
-    return Alternating(
-        lower=ProjectedSGD(lr=lower_lr, steps=1),
-        adjoint=ProxSkipAdjoint(1, adjoint_lr, 1.0, warm=True),
-        upper=EveryStep(lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer)),
-        estimator=STORM(momentum),
     )
 
 

@@ -1,10 +1,10 @@
-"""Federated methods published since FedNest: SimFBO, FedMBO, and F2SA in a federation."""
+"""Federated methods published since FedNest: SimFBO, FedBiOAcc, FedMBO, and federated F2SA."""
 
 import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.problem import Scope
-from aipod.slots.adjoint import JointSteps, PassedSeries, PenalisedSteps
+from aipod.slots.adjoint import JointSteps, PassedSeries, PenalisedSteps, RecursiveSteps
 from aipod.slots.lower import ProjectedSGD, ToldLower
 from aipod.slots.upper import EveryStep, ToldUpper, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -37,10 +37,12 @@ def SimFBO(
     where P_r(z) = min(1, r / |z|) z. Nothing corrects the drift of unlike clients: where tau > 1,
     it stops near a solution, at a distance that shrinks with the local step sizes.
 
-    Only the paper's abstract was at hand: the equations are its published algorithm as we know it,
-    not checked against the text, with its weights of local steps all equal to 1. Then all clients
-    make tau steps, and ShroFBO, which divides each client's sum by the number of its steps, is the
-    same method. Takes federations with a server, and problems without constraints.
+    Only the paper's abstract and summaries were at hand (arXiv 2305.19442: one loop, three
+    variables at once, one round, aggregation on the server): the equations are its published
+    algorithm as we know it, not checked against the text or the authors' code, with its weights of
+    local steps all equal to 1. Then all clients make tau steps, and ShroFBO, which divides each
+    client's sum by the number of its steps, is the same method. Takes federations with a server,
+    and problems without constraints.
 
     **Arguments:**
 
@@ -69,6 +71,51 @@ def SimFBO(
     )
 
 
+def FedBiOAcc(
+    *,
+    upper_lr: StepSize | None = None,
+    lower_lr: StepSize = Curvature(),
+    adjoint_lr: StepSize = Curvature(),
+    local_steps: int = 5,
+    momentum: StepSize = 0.1,
+    upper_optimizer: optax.GradientTransformation | None = None,
+) -> Alternating:
+    """FedBiOAcc (Li, Huang and Huang, NeurIPS 2023): local steps along recursive momenta.
+
+    On client i, I times, with the directions of `SimFBO` for y, z and x, at the point where the
+    client is and at its last one, on the same samples:
+
+        v_i <- d_i(point_i) + (1 - a) (v_i - d_i(last point_i)),   point_i <- point_i - eta v_i
+
+    and then points and momenta are averaged, in one round. At first v_i = d_i. Its rule: all steps
+    O(K^(-1/3)), a = O(K^(-2/3)); both may be schedules.
+
+    Only the paper's abstract and summaries were at hand (arXiv 2302.06701: one loop for y, x and
+    the adjoint's quadratic problem, STORM's momentum for all three, averages after several local
+    steps): the equations are its published algorithm as we know it, not checked against the text or
+    the authors' code.
+    As we know it, a momentum is used in the step after the one in which it was found; here it is
+    used at once, so that points and momenta travel together. Takes federations with a server, and
+    problems without constraints.
+
+    **Arguments:** `upper_lr`, `lower_lr`, `adjoint_lr`, `upper_optimizer` as in `SimFBO`, and
+
+    - `local_steps` [I]: local steps between two rounds.
+    - `momentum` [a]: the weight of the newest derivative, a number or an Optax schedule.
+
+    !!! example
+        ```python
+        solver = aipod.FedBiOAcc(upper_lr=0.01, lower_lr=0.05, adjoint_lr=0.05)
+        ```
+    """
+    return Alternating(
+        lower=ToldLower(lower_lr),
+        adjoint=RecursiveSteps(local_steps, adjoint_lr, lower_lr, upper_lr, momentum),
+        upper=ToldUpper(upper_lr, local_steps, None, paced_unless(upper_lr, upper_optimizer)),
+        scope=Scope("FedBiOAcc", averages=True),
+    )
+
+
 def FedMBO(
     *,
     upper_lr: StepSize | None = None,
@@ -90,13 +137,13 @@ def FedMBO(
     is that of the series with the average Hessian, without an average of vectors in between. In
     the outer step there are T + N + 1 rounds.
 
-    Only the paper's abstract and a summary were at hand (minibatch steps below, parallel series,
-    clients sampled anew in every round): the equations are its published algorithm as we know it,
-    not checked against the text. Its own series has a random number of factors; that is
-    `adjoint_random=True`. With partial participation all series run, and x is moved by those that
-    end at a client of the last round: these visit clients as the series of so many sampled clients
-    do, and bytes are counted for these alone. Takes federations with a server on one device whose
-    clients have the same weight, and problems without constraints.
+    Only the paper's abstract and a summary were at hand (arXiv 2302.05412: minibatch steps below,
+    parallel series, clients sampled anew in every round): the equations are its published algorithm
+    as we know it, not checked against the text or the authors' code. Its own series has a random
+    number of factors; that is `adjoint_random=True`. With partial participation all series run, and
+    x is moved by those that end at a client of the last round: these visit clients as the series of
+    so many sampled clients do, and bytes are counted for these alone. Takes federations with a
+    server on one device whose clients have the same weight, and problems without constraints.
 
     **Arguments:**
 
@@ -149,11 +196,12 @@ def FedF2SA(
     x, and lets lambda grow: `perturbation` may be a schedule. These are its directions in SimFBO's
     rounds. By its abstract MemFBO (Yang, Xiao, Ma and Ji, AAAI 2025) has this shape too, a single
     loop of first-order local steps; its equations were not at hand, and this is not MemFBO. Of the
-    F2SA paper, too, only the abstract was: its directions are those we know. Here y and u share
-    their batches of g, so that noise cancels. A `Curvature` as a step size measures by products
-    with the Hessian; numbers do without. The fixed points are off by O(delta); where tau > 1
-    and clients differ, by their drift too. Takes federations with a server, and problems without
-    constraints.
+    F2SA paper (arXiv 2301.10945), too, only the abstract was. The three directions were checked
+    against the F2SA solver of benchopt's benchmark_bilevel, which others wrote: they are the same,
+    but that it takes both derivatives of f at y, not at u. Here y and u share their batches of g,
+    so that noise cancels. A `Curvature` as a step size measures by products with the Hessian;
+    numbers do without. The fixed points are off by O(delta); where tau > 1 and clients differ, by
+    their drift too. Takes federations with a server, and problems without constraints.
 
     **Arguments:** those of `SimFBO` but for `radius`, with u in place of z, and
 

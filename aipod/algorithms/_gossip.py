@@ -27,7 +27,8 @@ def DSOBA(
     with all derivatives at the old x, y and z; V mixes with the neighbours (`aipod.Gossip`), and
     x, y and z share one exchange. Nothing is corrected: where clients differ, it stops near a
     solution. With `aipod.Consensus` V is the average. Here h begins at 0 and is renewed before x
-    moves.
+    moves. Only the paper's abstract was at hand (arXiv 2402.03167, later in JMLR 26, 2025): the
+    equations are its version with second derivatives as we know it, not checked against the text.
 
     **Arguments:**
 
@@ -65,7 +66,9 @@ def SPARKLE(
         v_hat = v - step (slope - r),   v <- V v_hat,   r <- r + (v - v_hat) / step
 
     which without r reads v_{k+1} = V (2 v_k - v_{k-1} - step (slope_k - slope_{k-1})), the usual
-    form of exact diffusion. Its fixed points are the solutions.
+    form of exact diffusion. Its fixed points are the solutions. Only the paper's abstract and a
+    summary were at hand (arXiv 2411.14166: one loop, exact diffusion as one of its corrections):
+    the order of the steps and the moving average are as we know them, not checked against the text.
 
     **Arguments:** those of `DSOBA`, and
 

@@ -214,7 +214,7 @@ def _with_x(
 
 def _with_health(watch: PackedWatch, health: Health) -> Array:
     """`of_y` with what the adjoint adds."""
-    named = {"bent": health.bent, "left": health.left, "right": health.right}
+    named = {name: getattr(health, name) for name in ("bent", "left", "right", "pull")}
     none = jnp.zeros_like(health.left)
     names = (*_OF_Y, *OF_Y)
     now = [jnp.asarray(named.get(name, none), none.dtype) for name in names]

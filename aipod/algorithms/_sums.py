@@ -29,7 +29,7 @@ class Sums(eqx.Module):
     - `decrease`: the predicted decrease of F, alpha <h_{k-1}, h_k>.
     - `drift`, `moves`: over blocks of steps, the displacement of y times that of the window so far;
         and its square.
-    - `left`, `right`: of the adjoint's `Health`.
+    - `left`, `right`, `pull`: of the adjoint's `Health`.
     """
 
     steps: Array
@@ -45,6 +45,7 @@ class Sums(eqx.Module):
     moves: Array
     left: Array
     right: Array
+    pull: Array
 
     @staticmethod
     def zero(x: Array, y: Array) -> "Sums":
@@ -88,5 +89,5 @@ class Sums(eqx.Module):
         return jnp.where(2 * self.drift > self.moves, 2 * self.drift, 0.0)
 
 
-OF_Y = ("drift", "moves", "left", "right")
+OF_Y = ("drift", "moves", "left", "right", "pull")
 OF_X = tuple(field.name for field in dataclasses.fields(Sums) if field.name not in OF_Y)

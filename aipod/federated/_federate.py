@@ -166,10 +166,10 @@ def _summed(objective: Objective, scale: Array | None) -> Objective:
     )
 
 
-def agreed(consensus: AbstractSet, within: AbstractSet | None, name: str) -> AbstractSet:
+def agreed(agreement: AbstractSet, within: AbstractSet | None, name: str) -> AbstractSet:
     """The agreement of clients, on a point of a set where one is given."""
     if within is None:
-        return consensus
+        return agreement
     # What the lower set moves with is x; the upper set has nothing to move with.
     point, still = ("x", " that does not move") if name == "upper_set" else ("y", "")
     wrong = not isinstance(within, AbstractSet) or within.federated
@@ -178,17 +178,16 @@ def agreed(consensus: AbstractSet, within: AbstractSet | None, name: str) -> Abs
             f"{name} must be a set for one client's {point}{still}, such as aipod.Simplex() or "
             f"aipod.Box(0.0), got {type(within).__name__}."
         )
-    return AgreedWithin(consensus, within)
+    return AgreedWithin(agreement, within)
 
 
 def _gossiping(
-    graph: Any, clients: int, participation: float, chosen: str, within: dict[str, Any]
+    graph: Any, clients: int, participation: float, chosen: str, lower_set: AbstractSet | None
 ) -> AbstractSet:
-    given = [name for name, one in within.items() if one is not None]
-    if given:
+    if lower_set is not None:
         raise ValueError(
-            f"{given[0]} and graph do not go together yet: the neighbours' average of points of a "
-            "set needs another correction. Leave one of them out."
+            "lower_set and graph do not go together: which bounds hold is decided from one average "
+            "of all clients, which there is not without a server. Leave one of them out."
         )
     if chosen != "round":
         raise ValueError("chosen is about clients, but with graph= links fail: leave chosen out.")
@@ -233,7 +232,7 @@ def federate(
     - `chosen`: whether they are chosen anew for every "round" or for every outer "step", with
         methods that have several rounds in one; see `Consensus`.
     - `upper_set`: a set that the common x must lie in, such as `aipod.Simplex()`; projecting on it
-        costs no round.
+        costs no round. With `graph` it takes plain steps on x, `E3AiPOD(upper_lr=...)`.
     - `lower_set`: the same for the common y; its bounds may be functions of one client's x.
     - `epochs`: each client visits every one of its examples once before the next time; see
         `aipod.Minibatches`.
@@ -268,9 +267,8 @@ def federate(
             )
         scale = consensus.weights * samples[0].clients
     if graph is not None:
-        within = {"upper_set": upper_set, "lower_set": lower_set}
-        agreement = _gossiping(graph, samples[0].clients, participation, chosen, within)
-        sets = (agreement, agreement)
+        agreement = _gossiping(graph, samples[0].clients, participation, chosen, lower_set)
+        sets = (agreed(agreement, upper_set, "upper_set"), agreement)
     else:
         sets = (
             agreed(consensus, upper_set, "upper_set"),

@@ -15,14 +15,7 @@ from aipod._misc.digest import digest_text
 from aipod._misc.files import narrow_files, private_folder
 from aipod.algorithms import Alternating, State
 from aipod.flower._gate import AbstractGate, Draft, Gate, LostStateError, Release
-from aipod.flower._local import (
-    Client,
-    Within,
-    Worker,
-    complete,
-    initial_state,
-    without_the_rest,
-)
+from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables
 from aipod.flower._masks import as_bytes
 from aipod.flower._parcel import Parcel, Word
@@ -30,6 +23,7 @@ from aipod.flower._parts import forget_own, with_shared
 from aipod.flower._privacy import Privacy
 from aipod.flower._private import PrivateGate
 from aipod.flower._sums import Sums, Wish, long_key
+from aipod.flower._within import Within
 from aipod.solving import Checkpoints
 
 

@@ -13,11 +13,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod import federated
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
+from aipod.flower._within import Within, connected, empty_problem
 from aipod.problem import AbstractSampler, Bilevel, ClientMinibatches, Objective, rebuilt
-from aipod.sets import AbstractSet, AgreedWithin, Consensus
-
-# The sets of one client's x and y; None where they need only be common.
-Within = tuple[AbstractSet | None, AbstractSet | None]
+from aipod.sets import AbstractSet
 
 
 class OwnRow(AbstractSampler):
@@ -128,7 +126,7 @@ class Client:
         return dataclasses.replace(alone, upper_samples=own[0], lower_samples=own[1])
 
     @property
-    def within(self) -> "Within":
+    def within(self) -> Within:
         return self.upper_set, self.lower_set
 
 
@@ -212,18 +210,6 @@ def initial_state(
     return solver.init(empty_problem(within), *(federated.replicate(tree, 1) for tree in (x0, y0)))
 
 
-def empty_problem(within: Within = (None, None)) -> Bilevel:
-    """A federation without data: all that the server knows about the problem."""
-    upper_set, lower_set = (
-        Consensus() if one is None else AgreedWithin(Consensus(), one) for one in within
-    )
-    return Bilevel(_nothing, _nothing, upper_set, lower_set)
-
-
-def _nothing(x: PyTree, y: PyTree, batch: Any) -> Array:
-    return jnp.zeros(())
-
-
 @eqx.filter_jit
 def attempt(
     solver: Alternating,
@@ -235,17 +221,7 @@ def attempt(
 ) -> tuple[State, Tables, dict[str, Array]]:
     """One outer step with the answers so far: the state after it, and what it asked for."""
     mailbox = Mailbox(answers, robust)
-
-    def connected_set(one: AbstractSet, table: str) -> AbstractSet:
-        distant = mailbox.set_of(table)
-        return AgreedWithin(distant, one.of_one) if one.agreement else distant
-
-    connected = dataclasses.replace(
-        problem,
-        upper_set=connected_set(problem.upper_set, "x"),
-        lower_set=connected_set(problem.lower_set, "y"),
-    )
-    state = solver.traced_step(connected, state, key)
+    state = solver.traced_step(connected(problem, mailbox), state, key)
     return state, *mailbox.questions()
 
 

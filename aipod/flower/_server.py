@@ -15,11 +15,12 @@ from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
 from aipod.flower._describe import describe
-from aipod.flower._local import Within, empty_problem, initial_state
+from aipod.flower._local import initial_state
 from aipod.flower._model import write_model
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
 from aipod.flower._reply import Expected
+from aipod.flower._within import Within, empty_problem
 from aipod.runs._description import Describable
 from aipod.runs._folder import RunFolder
 from aipod.runs._results import write_results

@@ -13,11 +13,12 @@ class AgreedWithin(AbstractWrapped):
     """All clients have the same point, and it lies in another set: a simplex or a box, say.
 
     A projection averages over the clients, and then projects the average. Only the first is a
-    communication round; the second is the server's work, or that of every client by itself.
+    communication round; the second is the server's work, or that of every client by itself. In
+    gossip each client projects what it has heard from its neighbours.
 
     **Arguments:**
 
-    - `base`: the agreement, a `Consensus`.
+    - `base`: the agreement, a `Consensus` or a `Gossip`.
     - `within`: the set of one client's point.
 
     !!! example
@@ -29,13 +30,6 @@ class AgreedWithin(AbstractWrapped):
 
     base: AbstractSet
     within: AbstractSet
-
-    def __check_init__(self) -> None:
-        if self.base.apart:
-            raise ValueError(
-                "AgreedWithin needs one average of all clients, which gossip does not have: use "
-                "aipod.Consensus() in place of aipod.Gossip, or leave the set of one client out."
-            )
 
     @property
     def agreement(self) -> AbstractSet | None:
@@ -157,7 +151,28 @@ class AgreedWithin(AbstractWrapped):
         return self.within.active
 
     def for_round(self, key: PRNGKeyArray) -> AbstractSet:
-        return AgreedWithin(self.base.for_round(key), self.within)
+        base = self.base.for_round(key)
+        return EachWithin(base, self.within) if self.apart else AgreedWithin(base, self.within)
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        return self.base.apart
+
+    def inside(self) -> AbstractSet:
+        return AgreedWithin(self.base.inside(), self.within)
+
+    def start(self, x0: PyTree) -> PyTree:
+        return _each(self.within, x0) if self.apart else self.project(x0)
+
+    def heard(self, values: Array) -> Array:
+        return self.base.heard(values)
+
+    def link_size(self, y: PyTree) -> int:
+        return self.base.link_size(y)
+
+    @property
+    def messages(self) -> int:
+        return self.base.messages
 
     def once(self, clients: int) -> AbstractSet | None:
         base = self.base.once(clients)
@@ -180,3 +195,56 @@ class AgreedWithin(AbstractWrapped):
 
     def check_corrections(self, y: PyTree, *, name: str = "set") -> None:
         self.base.check_corrections(y, name=name)
+
+
+class EachWithin(AbstractWrapped):
+    """One round of gossip, after which every client projects its own point on a set.
+
+        z = V x_hat,   s <- s + (z - x_hat) / scale,   x = project(z)
+
+    The correction is that of z, before the projection: this is exact diffusion for sums with a
+    common set (Alghunaim, Yuan and Sayed, NeurIPS 2019), and it rests where all x agree and
+    x = project(x - scale mean d).
+    """
+
+    base: AbstractSet
+    within: AbstractSet
+
+    def project(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return _each(self.within, self.base.project(y))
+
+    def tangent(self, v: PyTree) -> PyTree:
+        raise ValueError(
+            "upper_set= and graph= go together with plain steps on x alone, every outer step: use "
+            "aipod.E3AiPOD(upper_lr=...), or leave upper_set or graph out."
+        )
+
+    def track(self, values: PyTree, correction: PyTree) -> tuple[PyTree, PyTree]:
+        return self.tangent(values), correction
+
+    def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return jax.tree.map(jnp.subtract, y, self.project(y))
+
+    def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
+        return self.within.anchor() if like is None else _each(self.within, like)
+
+    @property
+    def affine(self) -> bool:
+        return self.within.affine
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        return self.base.apart
+
+    def settle(self, ahead: PyTree, correction: PyTree, scale: Array) -> tuple[PyTree, PyTree]:
+        new, kept = self.base.settle(ahead, correction, scale)
+        return _each(self.within, new), kept
+
+    def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
+        self.base.check(y, name=name)
+
+
+def _each(within: AbstractSet, points: PyTree) -> PyTree:
+    """Every client's point, projected."""
+    found = jax.vmap(lambda point: within.project(point))(points)
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), found, points)

@@ -51,7 +51,7 @@ def settle(
 ) -> tuple[PyTree, PyTree, PyTree | None]:
     """Projects v_hat (`ahead`) and updates the correction.
 
-    With `compression`, messages have 16 bits, and `known` is what the server knows of each client,
+    With `compression`, messages are rounded, and `known` is what the server knows of each client,
     before and after. The client replaces v_hat by the value that the server decoded, so that the
     corrections still add up to zero.
     """

@@ -19,6 +19,9 @@ _SETTLED, _MOVING = 1e-3, 2e-2
 _STEEPER = 1e8
 # Fewer hypergradients than this say nothing about their noise.
 _ENOUGH = 8
+# Noise hides whether y and z lag behind x. They do not where the window is so many times as long as
+# they need to follow it, along z and not along what is flatter still.
+_FOLLOWS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,8 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
     # Relative to z where the run started: where z itself has become small, so has its error.
     bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
     flat, steeper = _flat(state), _steeper(state)
-    return _judged(found, solver, bias, away, top, flat=flat, steeper=steeper, still=still)
+    lag = _lag(solver, float(pooled.pull) / window) if noisy else 0.0
+    return _judged(found, solver, bias, away, top, flat=flat, steeper=steeper, still=still, lag=lag)
 
 
 _OFF = (
@@ -141,6 +145,7 @@ def _judged(
     flat: bool,
     steeper: float,
     still: bool,
+    lag: float,
 ) -> Convergence:
     """The statement that follows from the numbers, with the first reason that applies.
 
@@ -150,6 +155,7 @@ def _judged(
     - `flat`: whether the lower level has no curvature.
     - `steeper`: how many times larger its largest curvature is than at the start.
     - `still`: whether x never moved.
+    - `lag`: how many outer steps y and z need to follow x, where that cannot be seen.
     """
     value, error, start = found.stationarity, found.standard_error, found.start
     if value is None or error is None or start is None or found.moving is None:
@@ -197,6 +203,13 @@ def _judged(
         return says(None, *_inexact(found, solver))
     if away > TOLERANCE:
         return says(None, *_OFF)
+    if lag * _FOLLOWS > found.window and value + 2 * error <= wanted:
+        return says(
+            None,
+            f"|grad F| looks small, but y and the adjoint need some {lag:.0f} outer steps to "
+            f"follow x, and noise hides where they lag in the last {found.window:,}",
+            f"make {1.1e2 * lag:,.0f} outer steps, or more lower_steps and adjoint_steps in each.",
+        )
     if value + 2 * error <= wanted or (still and error == 0):
         return says(True, f"|grad F| is at most {TOLERANCE:g} of what it was at its largest")
     if math.isinf(error):
@@ -219,6 +232,13 @@ def _judged(
         f"the noise hides whether |grad F| is below {TOLERANCE:g} of what it was",
         "larger batches, shorter steps on x, or more of them would tell.",
     )
+
+
+def _lag(solver: Alternating, pull: float) -> float:
+    """The outer steps in which the slower of y and z follows x."""
+    below, beside = solver.lower.draws, solver.adjoint.draws[0]
+    slower = min(1.0, below / beside) if below and beside else 1.0
+    return 1 / max(pull * slower, 1e-9) if pull > 0 else 0.0
 
 
 def _onward(found: Convergence) -> str:

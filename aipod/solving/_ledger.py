@@ -1,17 +1,17 @@
 """The totals of a run, and how counts become bytes and columns."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from aipod.algorithms import State
 from aipod.problem import Bilevel
-from aipod.slots import Counts
+from aipod.slots import Counts, message_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +71,14 @@ _COUNTS = tuple(field.name for field in dataclasses.fields(Counts))
 
 
 def _hollow(tree: PyTree, kind: str | None) -> PyTree:
-    """Arrays of these shapes and types that take no memory."""
+    """Arrays that take no memory and whose rows have as many bytes as a message with `tree`."""
 
     def one(leaf: Any) -> np.ndarray:
-        dtype = leaf.dtype if kind is None else jnp.dtype(kind)
-        return np.broadcast_to(np.zeros((), dtype), leaf.shape)
+        if kind is None:
+            return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        clients, *shape = leaf.shape
+        size = message_bytes(math.prod(shape), kind)
+        return np.broadcast_to(np.zeros((), np.uint8), (clients, size))
 
     return jax.tree.map(one, tree)
 
@@ -94,15 +97,18 @@ class Price:
     messages: int = 0
 
     @staticmethod
-    def of(problem: Bilevel, state: State, wire: str | None) -> "Price":
-        """`wire`: the type of the numbers that a client sends; None for their own."""
+    def of(problem: Bilevel, state: State, wire: str | None, back: str | None = None) -> "Price":
+        """`wire`: the type of the numbers that a client sends; None for their own.
+
+        `back`: that of the numbers of x that the server sends.
+        """
         sets, trees = (problem.upper_set, problem.lower_set), (state.x, state.y)
 
-        def sizes(kind: str | None) -> list[int]:
-            hollow = [_hollow(problem.wide(tree), kind) for tree in trees]
+        def sizes(*kinds: str | None) -> list[int]:
+            hollow = [_hollow(problem.wide(tree), k) for tree, k in zip(trees, kinds, strict=True)]
             return [s.message_size(tree) for s, tree in zip(sets, hollow, strict=True)]
 
-        down, up = sizes(None), sizes(wire)
+        down, up = sizes(back, None), sizes(wire, wire)
         x, y = (_hollow(problem.wide(tree), None) for tree in trees)
         return Price(
             any(s.federated for s in sets),

@@ -71,7 +71,7 @@ class Run:
         self.every, self.steps, self.stop = every, steps, stop
         self.placement, self.keeping = placement, placement.keeping
         self.books = Books(placement.place(state), History({}), Ledger(), np.zeros(0), 0.0)
-        self._price = Price.of(problem, state, solver.wire)
+        self._price = Price.of(problem, state, solver.wire, solver.upper.wire_back(problem))
         self._checkpoints: Checkpoints | None = None
         self._checkpoint_seconds = float("inf")
         self._saved_at = 0.0

@@ -222,6 +222,28 @@ def test_compressed_messages_cost_half_and_lose_nothing():
     assert 1e-6 < gap < 2**-7
 
 
+@pytest.mark.parametrize("kind", ["float8", "float4"])
+def test_messages_of_8_and_4_bits_lose_nothing_in_either_direction(kind):
+    solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5, compression=kind)
+    solution = solved(FEDERATION, solver, 400)
+    assert error(FEDERATION, solution) < 1e-8
+    np.testing.assert_allclose(np.sum(solution.state.lower.correction, axis=0), 0, atol=1e-12)
+    sizes = [point.shape[1] for point in FEDERATION.start()]
+    x, y = (
+        {"float8": numbers, "float4": -(-numbers // 2)}[kind] + 4 for numbers in sizes
+    )  # and the largest number, in 32 bits
+    ledger = solution.ledger
+    assert ledger.bytes_up == 400 * (x + 2 * y)
+    assert ledger.bytes_down == 400 * (x + 2 * 8 * sizes[1])
+    # Nobody knows anything before the first step: what clients hear first is a rounded direction.
+    p, start = FEDERATION.problem, FEDERATION.start()
+    heard = np.asarray(solver.step(p, solver.init(p, *start), key=KEY).upper.heard)
+    assert len(np.unique(np.abs(heard) / np.max(np.abs(heard)))) > 1
+    share = np.abs(heard) / np.max(np.abs(heard)) * {"float8": 448, "float4": 1}[kind]
+    mantissa = np.frexp(share[share > 0])[0] * {"float8": 16, "float4": 2}[kind]
+    np.testing.assert_allclose(mantissa, np.round(mantissa), atol=1e-5)
+
+
 def test_absent_clients_do_not_move_a_solution():
     found = federation(clients=6, participation=0.5)
     solver = aipod.E3AiPOD(upper_lr=0.1, lower_steps=10, adjoint_steps=5)
@@ -325,7 +347,10 @@ def with_absent_clients():
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda: aipod.E3AiPOD(compression="int4"), "compression must be None, 'bfloat16'"),
+        (
+            lambda: aipod.E3AiPOD(compression="int4"),
+            "compression must be None, 'bfloat16', 'float16', 'float8' or 'float4'",
+        ),
         (lambda: aipod.ProxSkip(compression="float16"), "prob=None"),
         (lambda: aipod.ProxSkipAdjoint(compression="float16"), "prob=None"),
         (lambda: aipod.ProxSkipAdjoint(prob=None), "set warm=True"),

@@ -112,6 +112,52 @@ def test_simfbo_sends_everything_in_one_round():
     assert (ledger.lower_samples, ledger.upper_samples) == (4 * 9 * CLIENTS, 4 * 6 * CLIENTS)
 
 
+def fedbioacc(x, y, z, v, last, *, eta, tau, a):
+    """One outer step of the docstring; v is the mean of the momenta, last each client's point."""
+
+    def directions(m, point):
+        x, y, z = point
+        return DATA.upper(m, x, z), DATA.lower(m, x, y), DATA.adjoint(m, y, z)
+
+    points, momenta, lasts = [], [], []
+    for m in range(CLIENTS):
+        mine, speed, before = [x, y, z], v, None if last is None else last[m]
+        for _ in range(tau):
+            along = directions(m, mine)
+            if before is not None:
+                triples = zip(along, speed, directions(m, before), strict=True)
+                along = [new + (1 - a) * (s - old) for new, s, old in triples]
+            speed, before = along, mine
+            mine = [p - e * s for p, e, s in zip(mine, eta, speed, strict=True)]
+        points.append(mine)
+        momenta.append(speed)
+        lasts.append(before)
+
+    def mean(rows):
+        return [sum(w * r[k] for w, r in zip(WEIGHTS, rows, strict=True)) for k in range(3)]
+
+    return (*mean(points), mean(momenta), lasts)
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+def test_fedbioacc_client_by_client(tau):
+    eta, a = (0.05, 0.1, 0.12), 0.3
+    solver = aipod.FedBiOAcc(
+        upper_lr=eta[0], lower_lr=eta[1], adjoint_lr=eta[2], local_steps=tau, momentum=a
+    )
+    problem = DATA.federation(weights=WEIGHTS)
+    state = solver.init(problem, *start())
+    x, y, z, v, last = np.full(DX, 0.3), np.full(DY, -0.2), np.zeros(DY), None, None
+    for _ in range(4):
+        x, y, z, v, last = fedbioacc(x, y, z, v, last, eta=eta, tau=tau, a=a)
+        state = solver.step(problem, state, key=KEY)
+        for found, wanted in ((state.x, x), (state.y, y), (state.adjoint.z, z)):
+            same(found, wanted)
+    ledger = aipod.solve(problem, solver, *start(), 4, key=KEY).ledger
+    # Momenta travel too, unless they are what the points tell.
+    assert (ledger.rounds, ledger.bytes_up) == (4, 4 * 8 * (DX + 2 * DY) * (1 if tau == 1 else 2))
+
+
 def f2sa(x, y, u, *, eta, gamma, tau, delta):
     """One outer step of the docstring; eta and gamma are those of x, y and u."""
     q = [0.0, 0.0, 0.0]

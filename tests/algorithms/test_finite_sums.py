@@ -121,7 +121,7 @@ def test_fedbioacc_goes_below_the_noise_of_plain_steps():
     """With one local step STORM's own weight a sets the noise that is left."""
     problem, points = _federation(), [replicate(jnp.zeros(4), 8)] * 2
     found = [
-        _stationary(problem, aipod.FedBiOAcc(**RATES, momentum=a), *points, 600)[0]
+        _stationary(problem, aipod.FedBiOAcc(**RATES, local_steps=1, momentum=a), *points, 600)[0]
         for a in (1.0, 0.02)
     ]
     assert found[1] < 0.2 * found[0]

@@ -149,9 +149,37 @@ def test_optimisers_get_a_tracked_gradient():
 
 
 def test_the_defaults_find_it_too_and_say_so():
-    found = solved(GRAPHS["exponential"], aipod.E3AiPOD(), 2000, every=2000)
-    assert found.history["off"][-1] < 0.05
+    found = solved(GRAPHS["exponential"], aipod.E3AiPOD(), 600, every=600)
+    assert found.history["off"][-1] < 1e-6
     assert found.convergence.stationarity < 1e-2
+
+
+WITHIN = {"box": aipod.Box(-0.2, 0.3), "simplex": aipod.Simplex()}
+
+
+@pytest.mark.parametrize(("graph", "within"), [("ring", "box"), ("exponential", "simplex")])
+def test_a_set_of_x_is_met_exactly_by_every_client(graph, within):
+    """The point is that of a run with a server."""
+    bounds, start = WITHIN[within], jax.random.normal(KEY, (CLIENTS, SIZE))
+    server = aipod.solve(
+        problem(None, upper_set=bounds), E3, zeros(), zeros(), 800, key=KEY, every=800
+    )
+    made = problem(GRAPHS[graph], upper_set=bounds)
+    found = aipod.solve(made, E3, start, -start, 900, key=KEY, every=900)
+    assert error(found.x, np.asarray(server.x)[0]) < 1e-9
+    assert error(found.y, np.asarray(server.y)[0]) < 1e-9
+    assert float(jnp.max(jnp.abs(jnp.sum(found.state.upper.correction, 0)))) < 1e-11
+    # Bounds are active: without them the solution is another.
+    assert error(solution()[0], np.asarray(server.x)[0]) > 1e-2
+    assert float(aipod.stationarity(made, found.feasible()[0], found.y)) < 1e-16
+
+
+def test_a_set_of_x_without_a_server_takes_plain_steps():
+    made = problem("ring", upper_set=aipod.Box(-0.2, 0.3))
+    solver = aipod.E3AiPOD()
+    state = solver.init(made, zeros(), zeros())
+    with pytest.raises(ValueError, match=r"plain steps on x.*E3AiPOD\(upper_lr"):
+        solver.step(made, state, key=KEY)
 
 
 def test_corrections_sum_to_zero_after_ten_thousand_steps_with_failing_links():

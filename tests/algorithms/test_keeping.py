@@ -63,6 +63,7 @@ CASES = {
     "e2-aipod, T = 2": (aipod.E2AiPOD(upper_steps=2, upper_lr=0.05), {}),
     "e3-aipod": (aipod.E3AiPOD(), {"data": UNEQUAL, "batch_size": None, "weights": WEIGHTS}),
     "e3-aipod, 16 bits": (aipod.E3AiPOD(compression="bfloat16"), {"weights": WEIGHTS}),
+    "e3-aipod, 8 bits": (aipod.E3AiPOD(compression="float8"), {}),
     "fednest": (aipod.FedNest(upper_steps=3), {"weights": WEIGHTS}),
 }
 

@@ -11,10 +11,11 @@ import aipod
 from aipod.cli import _rates, _table1
 from aipod.experiments.studies import rate_settings, rates, table1
 from aipod.experiments.studies.exponents import Exponent, cost_at, fit
-from aipod.experiments.studies.horizon import Curve, Setting, sweep
+from aipod.experiments.studies.horizon import Curve, Setting, joined, sweep
 from aipod.problem import batch_size
 from tests import problems
 
+KEY = jax.random.key(5)
 KS = np.array([100, 300, 1000, 3000, 10_000])
 
 
@@ -168,6 +169,32 @@ def test_noise_of_batches_is_that_of_their_mean():
     np.testing.assert_allclose(noise(many, "upper", 0), noise(averaged, "upper", 0), atol=1e-12)
 
 
+def test_e3_with_growing_batches_is_one_curve_of_several_problems():
+    """T = K^(1/3) draws are averaged, and alpha = sqrt(T / K); local steps have its length."""
+    offered = rate_settings.methods({"upper": 1.0, "ratio": 4.0}, 1.0, exact=True)
+    method = next(one for one in offered if one.name == "e3-growing")
+    solver = method.make(1000)
+    assert (method.batches(1000), solver.lower.steps) == (10, 10)
+    assert float(solver.upper.lr) == pytest.approx(0.1)
+    assert float(10 * solver.lower.lr) == pytest.approx(0.4)
+    one, many = rate_settings.noisy(), rate_settings.noisy(upper_batch=16)
+    assert batch_size(many.problem.upper_samples) == 16
+    x, y, gradient = one.x0, one.y0, jax.grad(one.problem.upper)
+    size = [
+        np.std(gradient(x, y, p.upper_samples(KEY)) - gradient(x, y, p.upper_samples.expected()))
+        for p in (one.problem, many.problem)
+    ]
+    assert 2 < size[0] / size[1] < 8
+    curve = made_curve(KS ** (-2 / 3))
+    parts = [
+        Curve(KS[k : k + 1], curve.errors[k : k + 1], {n: c[[k]] for n, c in curve.counts.items()})
+        for k in range(len(KS))
+    ]
+    np.testing.assert_array_equal(joined(parts).error, curve.error)
+    lower = rates.rows("problem", method, joined(parts))[1]
+    assert lower.counted == pytest.approx(lower.measured.value)
+
+
 def test_far_extrapolation_does_not_grow_rounding_errors():
     """(1 - delta) x + delta project(x) would multiply them by 2 in each of 120 steps."""
     case = problems.synthetic()
@@ -197,7 +224,7 @@ def measured(tmp_path_factory):
         seeds=4,
         seed=0,
         problems="synthetic",
-        methods="aipod,e-aipod",
+        methods="aipod,e-aipod,e3",
         force=False,
         as_json=False,
     )
@@ -213,6 +240,7 @@ def test_e_aipod_projects_less_by_more_than_the_interval(measured):
     # K from 9 to 3,000 is too small for the last digit: the docs have the figures of the command.
     assert always.value == pytest.approx(2.0, abs=0.2)
     assert seldom.value == pytest.approx(1.5, abs=0.15)
+    assert found["E3-AiPOD", "lower projections"].value == pytest.approx(2.0, abs=0.2)
 
 
 def test_the_rates_command_writes_a_table_and_figures(measured):

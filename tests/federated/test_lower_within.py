@@ -149,7 +149,7 @@ def test_the_projection_costs_no_round_and_counts_no_rows():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="lower_set must be a set for one client's y, such as"):
         problems(aipod.Consensus())
-    with pytest.raises(ValueError, match="lower_set and graph do not go together yet"):
+    with pytest.raises(ValueError, match="lower_set and graph do not go together"):
         problems(aipod.Simplex(), weights=None, graph="ring")
     many, _ = problems(SETS["simplex"])
     with pytest.raises(ValueError, match="lower_set has bounds, which"):

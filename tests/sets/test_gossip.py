@@ -191,7 +191,7 @@ def test_federate_takes_a_graph():
     [
         (PATH[:2], {}, "not connected"),
         (aipod.Gossip("ring", 5), {}, "graph has 5 clients"),
-        ("ring", {"upper_set": aipod.Simplex()}, "upper_set and graph"),
+        ("ring", {"upper_set": aipod.Consensus()}, "upper_set must be a set for one client's x"),
         ("ring", {"chosen": "step"}, "leave chosen out"),
         (aipod.Gossip(PATH), {"participation": 0.5}, "give it to aipod.Gossip"),
     ],
@@ -201,6 +201,14 @@ def test_federate_refuses(graph, more, words):
         federation(graph, **more)
 
 
-def test_a_set_of_x_needs_a_server():
-    with pytest.raises(ValueError, match="which gossip does not have"):
-        aipod.sets.AgreedWithin(aipod.Gossip(PATH), aipod.Simplex())
+def test_in_a_round_each_client_projects_what_it_has_heard():
+    ring, points = aipod.Gossip("ring", 4), np.arange(8.0).reshape(4, 2)
+    both = aipod.sets.AgreedWithin(ring, aipod.Box(0.0, 3.0))
+    heard = ring.mixing() @ points
+    np.testing.assert_allclose(both.for_round(KEY).project(points), np.clip(heard, 0, 3))
+    new, pulled = both.for_round(KEY).settle(points, 0 * points, np.asarray(2.0))
+    np.testing.assert_allclose(new, np.clip(heard, 0, 3))
+    # The correction is that of the point before its projection, so that all of them sum to zero.
+    np.testing.assert_allclose(pulled, (heard - points) / 2)
+    # Reference values are those of the mean.
+    np.testing.assert_allclose(both.project(points), np.full((4, 2), 3.0))

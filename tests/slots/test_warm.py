@@ -23,6 +23,14 @@ def lower(x, y, _):
 
 
 PROBLEM = aipod.Bilevel(upper, lower)
+# Factors with mean 1, drawn one at a time.
+STEEP = aipod.Minibatches(jnp.array([4.0, 0.4, 0.4, 0.4, 0.4, 0.4]), 1)
+
+
+def factor(batch):
+    return 1.0 if batch is None else jnp.mean(batch)
+
+
 SOLVERS = {"AiPOD": aipod.AiPOD, "E-AiPOD": aipod.EAiPOD, "E2-AiPOD": aipod.E2AiPOD}
 
 
@@ -53,17 +61,37 @@ def test_costs_are_counted_as_they_are():
     assert ledger.adjoint_projections == 4 * 10
 
 
+@pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("name", ["AiPOD", "E2-AiPOD"])
-def test_a_lower_level_that_bends_down_does_not_make_z_grow(name):
-    def bent(x, y, _):
-        return lower(x, y, _) - 0.2 * y[2] ** 2
+def test_a_lower_level_that_bends_down_does_not_make_z_grow(name, noisy):
+    def bent(x, y, batch):
+        return factor(batch) * (lower(x, y, batch) - 0.2 * y[2] ** 2)
 
     solver = SOLVERS[name](upper_lr=1e-9, lower_lr=1e-9, adjoint_lr=0.5)
-    problem = aipod.Bilevel(upper, bent)
+    problem = aipod.Bilevel(upper, bent, lower_samples=STEEP if noisy else None)
     found = aipod.solve(problem, solver, jnp.ones(3), jnp.zeros(3), 150, key=KEY)
     assert all(np.max(np.abs(leaf)) < 1e3 for leaf in jax.tree.leaves(found.state.adjoint))
     if name == "AiPOD":
         assert not found.convergence.convex
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_noise_does_not_make_the_mean_of_z_too_short(name):
+    """A sixth of the batches is so steep that the residual is three times the right-hand side."""
+
+    def noisy(x, y, batch):
+        return factor(batch) * 0.5 * jnp.sum(BENDS * y**2) - jnp.sum(x * y)
+
+    problem = aipod.Bilevel(upper, noisy, lower_samples=STEEP)
+    solver = SOLVERS[name](upper_lr=1e-9, lower_lr=1e-9, adjoint_lr=0.2)
+    start, y = 0.9 * BENDS, jnp.full(3, 0.9)
+
+    def moved(steps):
+        return aipod.solve(problem, solver, start, y, steps, key=KEY).x - start
+
+    # x has moved by 1e-9 times the sum of the hypergradients, whose mean is -z.
+    mean = (moved(4000) - moved(500)) / 3500e-9
+    np.testing.assert_allclose(mean + 0.1 * start, 0.1 / BENDS, rtol=0.1)
 
 
 def test_clients_agree_on_the_series():

@@ -84,6 +84,15 @@ class Curve:
         } | {name: count.tolist() for name, count in self.counts.items()}
 
 
+def joined(curves: Sequence[Curve]) -> Curve:
+    """One curve of all points."""
+    return Curve(
+        np.concatenate([curve.steps for curve in curves]),
+        np.concatenate([curve.errors for curve in curves]),
+        {name: np.concatenate([curve.counts[name] for curve in curves]) for name in _COUNTS},
+    )
+
+
 def horizons(steps: int, grid: Sequence[float] = GRID) -> list[int]:
     """Returns every K, in increasing order."""
     return sorted({max(3, round(share * steps)) for share in grid})

@@ -27,6 +27,8 @@ class Method:
     """A solver for each K, and the claimed exponents of samples, lower and upper projections.
 
     `longest`: the largest K that is run, if larger ones would take too long.
+    `batches`: the size of upper batches in a run of K steps; None for 1.
+    `falls`: the error of a run of K steps is claimed to be O(K^(-falls)).
     """
 
     name: str
@@ -34,6 +36,8 @@ class Method:
     make: Callable[[int], Alternating]
     claimed: tuple[float, float, float]
     longest: int | None = None
+    batches: Callable[[int], int] | None = None
+    falls: float = 0.5
 
 
 def arrays(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -53,11 +57,12 @@ class _Counted(eqx.Module):
         return None
 
 
-def noisy(batch: int = 1, *, averaged: bool = False) -> Setting:
+def noisy(batch: int = 1, *, averaged: bool = False, upper_batch: int = 1) -> Setting:
     """The synthetic problem without coupling.
 
     - `batch`: the size of lower batches.
     - `averaged`: whether the noise of grad_y f, which enters through w, is averaged too.
+    - `upper_batch`: the size of upper batches.
     """
     options = synthetic.Options(
         dimension=_SIZE, lower_rank=_RANK, upper_rank=_RANK, noise=_NOISE, coupled=False
@@ -75,12 +80,15 @@ def noisy(batch: int = 1, *, averaged: bool = False) -> Setting:
         return record(problem.upper_set.project(x), y)["stationarity"]
 
     lower_samples = aipod.Noise(_NOISE / math.sqrt(batch), _Counted(batch))
+    upper_samples = problem.upper_samples
+    if upper_batch > 1:
+        upper_samples = aipod.Noise(_NOISE / math.sqrt(upper_batch), _Counted(upper_batch))
     made = aipod.Bilevel(
         upper,
         problem.lower,
         problem.upper_set,
         problem.lower_set,
-        problem.upper_samples,
+        upper_samples,
         lower_samples,
     )
     return Setting(made, task.x0, task.y0, error)
@@ -190,6 +198,17 @@ def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method,
         chosen["adjoint_steps"] = math.ceil(math.log(steps) / chosen["adjoint_lr"])
         return aipod.E2AiPOD(**arrays(chosen), lower_steps=1)
 
+    def one_round(steps: int) -> Alternating:
+        chosen = theory(steps, "cor-E2", **constants, adjoint=constants["ratio"])
+        return _e3(chosen["upper_lr"], chosen["lower_lr"], chosen["adjoint_lr"], 4, 2)
+
+    def growing(steps: int) -> Alternating:
+        # alpha = sqrt(T / K) for batches of T, and as many local steps, of the same length in all.
+        count = third_root(steps)
+        alpha = constants["upper"] * math.sqrt(count / steps)
+        length = constants["ratio"] * alpha
+        return _e3(alpha, min(length, 1.0), min(length, 1.0), count, 2)
+
     claims = (2.0, 1.5, 1.5)
     return (
         Method("aipod", "AiPOD", first, (2.0, 2.0, 2.0)),
@@ -198,4 +217,31 @@ def methods(constants: dict[str, Any], eta: float, exact: bool) -> tuple[Method,
         Method("e2-warm", "E2-AiPOD, warm adjoint", warm, claims),
         Method("e2-printed", "E2-AiPOD, as printed", printed, claims),
         Method("e2-proof", "E2-AiPOD, N of the proof", proof, claims, longest=3000),
+        Method("e3", "E3-AiPOD", one_round, (2.0, 2.0, 2.0)),
+        Method(
+            "e3-growing", "E3-AiPOD, S = T = K^(1/3)", growing, claims, 30_000, third_root, 2 / 3
+        ),
     )
+
+
+def third_root(steps: int) -> int:
+    """K^(1/3), rounded: the local steps and the upper batch of E3-AiPOD in a run of K steps."""
+    return max(1, round(steps ** (1 / 3)))
+
+
+def _e3(
+    upper_lr: float,
+    lower_length: float,
+    adjoint_length: float,
+    lower_steps: int,
+    adjoint_steps: int,
+) -> Alternating:
+    """E3-AiPOD with plain steps on x; the lengths are those of all local steps together."""
+    rates = arrays(
+        {
+            "upper_lr": upper_lr,
+            "lower_lr": lower_length / lower_steps,
+            "adjoint_lr": adjoint_length / adjoint_steps,
+        }
+    )
+    return aipod.E3AiPOD(**rates, lower_steps=lower_steps, adjoint_steps=adjoint_steps, damping=0.0)

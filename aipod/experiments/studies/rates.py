@@ -15,7 +15,7 @@ import numpy as np
 
 from aipod.experiments import numbers
 from aipod.experiments.studies.exponents import Exponent, cost_at, fit
-from aipod.experiments.studies.horizon import Curve, Setting, Told, horizons, sweep
+from aipod.experiments.studies.horizon import Curve, Setting, Told, horizons, joined, sweep
 from aipod.experiments.studies.rate_settings import Method, logistic, methods, noisy, several_steps
 
 _MANY = (1, 2, 4, 8, 16)
@@ -27,8 +27,9 @@ _STALLED = 1.05
 class Row:
     """One line of the table: the claimed and the measured exponent of a cost.
 
-    `counted` is the exponent if the error were exactly K^(-1/2); it includes the logarithms that
-    the claims leave out. `measured` is None if the error does not fall.
+    `counted` is the exponent if the error were exactly K^(-1/2), or the power of K that is claimed
+    for the method; it includes the logarithms that the claims leave out. `measured` is None if the
+    error does not fall.
     """
 
     problem: str
@@ -68,7 +69,7 @@ def rows(problem: str, method: Method, curve: Curve) -> list[Row]:
             method.label,
             name,
             claimed,
-            2 * fit(cost, curve.steps).value,
+            fit(cost, curve.steps).value / method.falls,
             fit(cost, 1 / curve.error) if falls else None,
             note,
         )
@@ -100,6 +101,8 @@ METHODS = {
     "e2-warm": "E2-AiPOD whose adjoint goes on from the outer step before",
     "e2-printed": "E2-AiPOD, Corollary `cor-E2` as printed",
     "e2-proof": "E2-AiPOD, Corollary `cor-E2` with the N that its proof needs",
+    "e3": "E3-AiPOD, ours: one projection round for each outer step, 4 and 2 local steps",
+    "e3-growing": "E3-AiPOD with K^(1/3) local steps and upper batches of that size",
     "several-steps": "E-AiPOD with T = 1 to 16 steps on x, Corollary `redu-UL`",
 }
 
@@ -154,6 +157,18 @@ def measure(
         setting, offered = _setting(title)
         for method in (method for method in offered if method.name in chosen):
             if title == "logistic" and method.longest is not None:
+                continue
+            if method.batches is not None:
+                sizes = {
+                    k: method.batches(k) for k in horizons(min(steps, method.longest or steps))
+                }
+                parts = [
+                    run(title, method.label, method.make, noisy(upper_batch=size), [k])
+                    for k, size in sizes.items()
+                ]
+                curve = joined(parts)
+                curves[title][method.label] = curve.plain()
+                table += rows(title, method, curve)
                 continue
             ks = grid if title == "synthetic" else grid[:-1]
             if method.longest is not None:  # as many decades, at smaller K

@@ -13,5 +13,6 @@ from aipod.slots.adjoint._passed import PassedSeries as PassedSeries
 from aipod.slots.adjoint._penalised import PenalisedSteps as PenalisedSteps
 from aipod.slots.adjoint._perturbed import PerturbedLower as PerturbedLower
 from aipod.slots.adjoint._proxskip import ProxSkipAdjoint as ProxSkipAdjoint
+from aipod.slots.adjoint._recursive import RecursiveSteps as RecursiveSteps
 from aipod.slots.adjoint._restarted import Restarted as Restarted
 from aipod.slots.adjoint._simultaneous import SimultaneousAdjoint as SimultaneousAdjoint

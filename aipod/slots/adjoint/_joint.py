@@ -65,10 +65,29 @@ def local_sums(
         return cast_like(optax.tree.add(totals, directions(problem, point, key)), totals), None
 
     totals, _ = jax.lax.scan(local, optax.tree.zeros_like(start), turn.keys(steps))
-    # The same clients in all three: they send their sums in one message.
-    lower, upper = (s.for_round(turn.round_key) for s in (problem.lower_set, problem.upper_set))
-    q = Sums(lower.tangent(totals.y), lower.tangent(totals.z), upper.tangent(totals.x))
-    return cast_like(q, start)
+    return cast_like(round_means(turn, totals), start)
+
+
+def round_means(turn: Turn, totals: Sums) -> Sums:
+    """The averages over clients, the same clients in all three: they send one message."""
+    sets = (turn.problem.lower_set, turn.problem.upper_set)
+    lower, upper = (s.for_round(turn.round_key) for s in sets)
+    return Sums(lower.tangent(totals.y), lower.tangent(totals.z), upper.tangent(totals.x))
+
+
+def joint_directions(problem: Bilevel, point: Sums, key: PRNGKeyArray) -> Sums:
+    """Of one client's local step in y, z and x, each on samples of its own."""
+    y, z, x = point
+    keys = subkeys(key, 5)
+    of_y, of_z, of_x = (draw(problem.lower_samples, k) for k in keys[:3])
+    slope_of, direct_of = (draw(problem.upper_samples, k) for k in keys[3:])
+    slope = jax.grad(problem.lower, argnums=1)(x, y, of_y)
+    product = hessian_product(lambda t: problem.lower(x, t, of_z), y, z)
+    left = optax.tree.sub(product, grad_y_upper(problem, x, y, slope_of))
+    implicit = implicit_term(problem, x, y, z, direct_of, of_x)
+    along = optax.tree.add(grad_x_upper(problem, x, y, direct_of), implicit)
+    riesz = problem.lower_set.riesz
+    return Sums(riesz(slope), riesz(left), problem.upper_set.riesz(along))
 
 
 class AbstractJoint(AbstractAdjoint):
@@ -143,23 +162,9 @@ class JointSteps(AbstractJoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         return first_joint(optax.tree.zeros_like(y), x)
 
-    def _directions(self, problem: Bilevel, point: Sums, key: PRNGKeyArray) -> Sums:
-        """Of one client's local step, each on samples of its own."""
-        y, z, x = point
-        keys = subkeys(key, 5)
-        of_y, of_z, of_x = (draw(problem.lower_samples, k) for k in keys[:3])
-        slope_of, direct_of = (draw(problem.upper_samples, k) for k in keys[3:])
-        slope = jax.grad(problem.lower, argnums=1)(x, y, of_y)
-        product = hessian_product(lambda t: problem.lower(x, t, of_z), y, z)
-        left = optax.tree.sub(product, grad_y_upper(problem, x, y, slope_of))
-        implicit = implicit_term(problem, x, y, z, direct_of, of_x)
-        along = optax.tree.add(grad_x_upper(problem, x, y, direct_of), implicit)
-        riesz = problem.lower_set.riesz
-        return Sums(riesz(slope), riesz(left), problem.upper_set.riesz(along))
-
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         q = local_sums(
-            turn, Sums(turn.y, state.z, turn.x), self._rates(turn), self.steps, self._directions
+            turn, Sums(turn.y, state.z, turn.x), self._rates(turn), self.steps, joint_directions
         )
         # One batch of the upper level is counted for every outer step already.
         cost = turn.lower_cost(

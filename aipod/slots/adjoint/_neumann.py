@@ -18,7 +18,8 @@ from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
-from aipod.slots.adjoint._health import Health, health_of, healthy
+from aipod.slots.adjoint._health import Health, health_of, healthy, pull_of
+from aipod.slots.adjoint._stray import Straying
 from aipod.stepsize import (
     Curvature,
     StepSize,
@@ -32,8 +33,6 @@ from aipod.stepsize import (
 _DOWN = 1e-3
 # The squared size of a term, relative to the first one, at which a series is done.
 _DONE = 1e-12
-# An old z is of use where |grad_y f - G z| is at most so many times |grad_y f|.
-_STRAY = 2.0
 
 
 # The number of a term and a vector -> a vector.
@@ -41,10 +40,11 @@ _Along = Callable[[Any, PyTree], PyTree]
 
 
 class WarmSeries(eqx.Module):
-    """What a warm series keeps: z, and how the last solve went."""
+    """What a warm series keeps: z, how the last solve went, and whether z begins to stray."""
 
     z: PyTree
     health: Health
+    straying: Straying
 
 
 class Neumann(AbstractAdjoint):
@@ -100,7 +100,9 @@ class Neumann(AbstractAdjoint):
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         health = healthy(y, problem.lower_set)
-        return WarmSeries(optax.tree.zeros_like(y), health) if self.warm else health
+        if not self.warm:
+            return health
+        return WarmSeries(optax.tree.zeros_like(y), health, Straying.first(health.left))
 
     def health(self, state: PyTree) -> Health | None:
         return state.health if self.warm else state
@@ -141,7 +143,7 @@ class Neumann(AbstractAdjoint):
             return self._estimated(turn, state, average)
         first = average(0, turn.upper_gradient_y(upper_batch))
         if self.warm:
-            return self._gone_on(turn, first, state.z, product, average)
+            return self._gone_on(turn, first, state, product, average)
         before = first
         if self.random:
             factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
@@ -163,10 +165,10 @@ class Neumann(AbstractAdjoint):
         return cast_like(z, y), state, cost
 
     def _gone_on(
-        self, turn: Turn, right: PyTree, old: PyTree, product: _Along, average: _Along
+        self, turn: Turn, right: PyTree, state: WarmSeries, product: _Along, average: _Along
     ) -> tuple[PyTree, PyTree, Cost]:
         """The warm series, from the projected right-hand side and the old z."""
-        y, eta = turn.y, turn.lr(self.lr)
+        y, old, eta = turn.y, state.z, turn.lr(self.lr)
         problem, lower_set = turn.problem, turn.problem.lower_set
         slope_keys = subkey(turn.key, 0)
         upper, upper_samples = problem.upper_at(turn.x, self.steps)
@@ -177,7 +179,10 @@ class Neumann(AbstractAdjoint):
         image = average(1, product(1, old))
         residual = optax.tree.sub(right, image)
         # Where an answer is still missing over a network, sizes are NaN, and z must become NaN too.
-        stray = size(residual, residual) > _STRAY**2 * size(right, right)
+        noisy = is_random(problem.lower_samples) or is_random(problem.upper_samples)
+        stray, straying = state.straying.after(
+            size(residual, residual), size(right, right), noisy=noisy
+        )
         bent = size(old, image) < -_DOWN * jnp.sqrt(size(old, old) * size(image, image))
 
         def unless(a: Array, b: Array) -> Array:
@@ -196,16 +201,17 @@ class Neumann(AbstractAdjoint):
 
         z, last = jax.lax.fori_loop(2, self.steps, body, (z, last))
         left, whole = size(last, last), size(right, right)
-        if is_random(problem.lower_samples) or is_random(problem.upper_samples):
+        if noisy:
             # With noise a residual says more about the sample than about z.
             left = whole = jnp.zeros_like(left)
-        health = health_of(y, lower_set, left, whole, bent)
+        pull = pull_of(size(old, image), size(old, old), eta * self.steps)
+        health = health_of(y, lower_set, left, whole, bent, pull)
         projections = 0 if self.local else self.steps
         lower_draws, upper_draws = self.draws
         cost = turn.lower_cost(projections, lower_draws=lower_draws, upper_draws=upper_draws)
         # The first two vectors do not wait for each other: in a federation they share a round.
         rounds = rounds_of(lower_set, max(projections - 1, 0))
-        return z, WarmSeries(z, health), dataclasses.replace(cost, rounds=rounds)
+        return z, WarmSeries(z, health, straying), dataclasses.replace(cost, rounds=rounds)
 
     def _estimated(
         self, turn: Turn, state: WarmSeries, average: _Along
@@ -226,7 +232,7 @@ class Neumann(AbstractAdjoint):
         health = healthy(turn.y, turn.problem.lower_set)
         projections = 0 if self.local else terms
         cost = turn.lower_cost(projections, lower_draws=terms, upper_draws=terms, memory=memory)
-        return z, WarmSeries(z, health), cost
+        return z, WarmSeries(z, health, state.straying), cost
 
     def _seen(self, turn: Turn, first: PyTree, before: PyTree, last: PyTree, z: PyTree) -> Health:
         """The terms left out, had they gone on to shrink as the last one did."""

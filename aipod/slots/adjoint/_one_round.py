@@ -20,8 +20,9 @@ from aipod.slots._proxskip import step_keys
 from aipod.slots._settling import Met, land, settle, with_shared
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
-from aipod.slots.adjoint._health import Health, health_of, healthy
+from aipod.slots.adjoint._health import Health, health_of, healthy, pull_of
 from aipod.slots.adjoint._quadratic import damped, quadratic_parts
+from aipod.slots.adjoint._stray import Straying
 from aipod.stepsize import (
     Curvature,
     Rates,
@@ -47,6 +48,7 @@ class WarmState(eqx.Module):
     - `health`: how the last solve went.
     - `momentum`: the state of the optimiser that moves u.
     - `shared`: where clients agree on a point of another set, the part of e that they share.
+    - `straying`: of a solve that may give u up, whether u begins to stray.
     """
 
     u: PyTree
@@ -55,6 +57,7 @@ class WarmState(eqx.Module):
     known: PyTree | None = None
     health: Health | None = None
     momentum: PyTree | None = None
+    straying: Straying | None = None
     shared: PyTree | None = None
 
     def met(self, lower_set: AbstractSet) -> Met | None:
@@ -116,7 +119,8 @@ class OneRoundAdjoint(AbstractAdjoint):
     - `damping`: a Tikhonov term, G + damping I. Where the lower level is not convex, an undamped
         warm start grows without bound. By default it is 0 as long as G bends up along every u that
         was seen, and afterwards large enough for what was seen.
-    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
+        for 4, with error feedback.
     - `optimizer`: moves u as the `optimizer` of `OneRound` moves y. By default
         `restarted_momentum(0.9, growth=0)` in a federation, and nothing elsewhere.
 
@@ -215,7 +219,8 @@ class OneRoundAdjoint(AbstractAdjoint):
         # With noise a residual says more about the sample than about u.
         exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
         left, right = (size[-1] * exact for size in sizes)
-        health = health_of(turn.y, lower_set, left, right, raised > state.damping)
+        pull = pull_of(seen[0][-1], seen[1][-1], lr * self.steps)
+        health = health_of(turn.y, lower_set, left, right, raised > state.damping, pull)
         kept = dataclasses.replace(state, u=u, damping=raised, health=health)
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
@@ -246,7 +251,8 @@ class OneRoundAdjoint(AbstractAdjoint):
             if shared is not None:
                 # The start may lie on another face.
                 u = cast_like(directions.alone(u), u)
-        return WarmState(u, correction, damping, known, state.health, momentum, shared)
+        kept = (u, correction, damping, known, state.health, momentum)
+        return WarmState(*kept, state.straying, shared)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._misc.tree import inner
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
 from aipod.slots._proxskip import watched_proxskip
 from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
-from aipod.slots.adjoint._health import Health, health_of, healthy
+from aipod.slots.adjoint._health import Health, health_of, healthy, pull_of
 from aipod.slots.adjoint._one_round import (
     OneRoundAdjoint,
     WarmState,
@@ -124,24 +125,30 @@ class ProxSkipAdjoint(AbstractAdjoint):
         start = state if self.warm else warm_start(lower_set, turn.y, self.damping)
         start = followed(lower_set, start) if self.warm else start
         parts, memory = quadratic_parts(turn, self.steps)
+        lr = turn.lr(self.lr)
 
-        def gradient(u: PyTree, key: PRNGKeyArray, memory: Any) -> tuple[PyTree, Any]:
-            slope, product, memory = parts(u, key, memory)
-            return damped(u, slope, product, start.damping), memory
+        def dot(a: PyTree, b: PyTree) -> Array:
+            return inner(a, b, per_client=lower_set.per_client)
+
+        def gradient(u: PyTree, key: PRNGKeyArray, carried: Any) -> tuple[PyTree, Any]:
+            slope, product, memory = parts(u, key, carried[0])
+            pull = pull_of(dot(u, product), dot(u, u), lr * self.steps)
+            return damped(u, slope, product, start.damping), (memory, pull)
 
         found = watched_proxskip(
             gradient,
             lower_set.directions(),
             start.u,
             start.correction,
-            lr=turn.lr(self.lr),
+            lr=lr,
             probability=self.prob,
             steps=self.steps,
             key=turn.key,
-            memory=memory,
+            memory=(memory, jnp.zeros_like(dot(start.u, start.u))),
             met=start.met(lower_set),
         )
-        kept: Any = self._seen(turn, found.products)
+        memory, pull = found.memory
+        kept: Any = self._seen(turn, found.products, pull)
         if self.warm:
             shared = None if found.met is None else found.met.shared
             kept = WarmState(
@@ -149,13 +156,14 @@ class ProxSkipAdjoint(AbstractAdjoint):
             )
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
-            found.projections, lower_draws=self.steps, upper_draws=draws, memory=found.memory
+            found.projections, lower_draws=self.steps, upper_draws=draws, memory=memory
         )
         return optax.tree.scale(-1, found.point), kept, cost
 
-    def _seen(self, turn: Turn, products: Array) -> Health:
+    def _seen(self, turn: Turn, products: Array, pull: Array) -> Health:
         """From a cold start the first two residuals are nearly the right-hand side."""
         left = right = jnp.zeros_like(products[0])
         if self.steps > 2 and not self.warm:
             left, right = products[-1], products[1]
-        return health_of(turn.y, turn.problem.lower_set, left, right, left > right)
+        pulled = pull if self.warm else 1.0
+        return health_of(turn.y, turn.problem.lower_set, left, right, left > right, pulled)

@@ -9,16 +9,14 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import inner
-from aipod.problem import Bilevel
+from aipod.problem import Bilevel, is_random
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health
 from aipod.slots.adjoint._proxskip import ProxSkipAdjoint
+from aipod.slots.adjoint._stray import Straying
 from aipod.stepsize import StepSize
-
-# Steps whose mean is so many times as long as from u = 0 speak against the old u.
-_STRAY = 2.0
 
 
 class Restarted(AbstractAdjoint):
@@ -51,7 +49,13 @@ class Restarted(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         # The method stays one for sets without coupling, which a cold start insists on.
         dataclasses.replace(self.base, warm=False).init(problem, x, y)
-        return self.base.init(problem, x, y)
+        state = self.base.init(problem, x, y)
+        straying = Straying.first(self._size(problem, y))
+        return dataclasses.replace(state, straying=straying)
+
+    def _size(self, problem: Bilevel, v: PyTree) -> Array:
+        lower_set = problem.lower_set
+        return lower_set.summed(inner(v, v, per_client=lower_set.per_client))
 
     def health(self, state: PyTree) -> Health | None:
         return self.base.health(state)
@@ -64,17 +68,19 @@ class Restarted(AbstractAdjoint):
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         z, new, cost = self.base.solve(turn, upper_batch, state)
-        lower_set = turn.problem.lower_set
-        if lower_set.apart:
+        problem = turn.problem
+        if problem.lower_set.apart:
             # One client alone cannot give up its e: those of all clients must sum to zero.
-            return z, new, cost
-
-        def size(v: PyTree) -> Array:
-            return lower_set.summed(inner(v, v, per_client=lower_set.per_client))
-
-        longest = _STRAY * self.base.steps * turn.lr(self.lr)
+            return z, dataclasses.replace(new, straying=state.straying), cost
+        # From u = 0 the steps would go so far; the mean of the steps made is what is left over.
+        longest = self.base.steps * turn.lr(self.lr)
         moved, slope = optax.tree.sub(new.u, state.u), turn.upper_gradient_y(upper_batch)
-        stray = size(moved) > longest**2 * size(slope)
-        fresh = self.base.init(turn.problem, turn.x, turn.y)
+        stray, straying = state.straying.after(
+            self._size(problem, moved),
+            longest**2 * self._size(problem, slope),
+            noisy=is_random(problem.lower_samples) or is_random(problem.upper_samples),
+        )
+        new = dataclasses.replace(new, straying=straying)
+        fresh = self.init(problem, turn.x, turn.y)
         kept = jax.tree.map(lambda a, b: jnp.where(stray, b, a), new, fresh)
         return z, kept, cost

@@ -68,7 +68,8 @@ class OneRound(AbstractLower):
 
     - `lr` [beta]: the step size, at most 1 / l_g1.
     - `steps` [S]: local steps per outer step.
-    - `compression`: "bfloat16" or "float16" for messages of 16 bits, with error feedback.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
+        for 4, with error feedback.
     - `optimizer`: moves y by start + optimiser(start - y) with y as above, in a federation or on a
         `Free` set. By default `restarted_momentum()` in a federation, and nothing elsewhere;
         `optax.sgd(1.0)` for nothing in a federation either.

@@ -108,6 +108,10 @@ class AbstractUpper(eqx.Module):
         """The type of the numbers that a client sends; None for their own."""
         return None
 
+    def wire_back(self, problem: Bilevel) -> str | None:
+        """The type of the numbers of x that the server sends back; None for their own."""
+        return None
+
 
 def _check_optimizer(optimizer: Any) -> None:
     """Raises `ValueError` unless optimizer is an optimiser of Optax, or None."""

@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel
-from aipod.slots._compression import check_compression, told
+from aipod.slots._compression import check_compression, rounds_both_ways, told
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._base import (
@@ -44,7 +44,8 @@ class EveryStep(AbstractUpper):
 
     - `lr` [alpha]: the step size; or
     - `optimizer`: an `optax.GradientTransformation`.
-    - `compression`: "bfloat16" or "float16" for messages of 16 bits.
+    - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
+        for 4 in both directions.
     - `corrected`: in gossip (`aipod.Gossip`), whether a plain step is corrected for what one
         exchange with the neighbours leaves out (exact diffusion). Without it x is moved by
         decentralised SGD, and where clients differ it stops near a solution. An optimiser always
@@ -74,6 +75,11 @@ class EveryStep(AbstractUpper):
     def wire(self) -> str | None:
         return self.compression
 
+    def wire_back(self, problem: Bilevel) -> str | None:
+        # With bounds, what clients hear is projected by each of them.
+        both = rounds_both_ways(self.compression) and problem.upper_set.affine
+        return self.compression if both else None
+
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         if problem.upper_set.apart:
             return first_alone(problem, self.optimizer, x)
@@ -82,7 +88,8 @@ class EveryStep(AbstractUpper):
         difference = self.optimizer is None and problem.upper_set.constrained
         length = None if self.optimizer is None else first_length(problem, x)
         seen = nothing_seen(problem, x, difference=difference)
-        return UpperState(own, seen, known, length=length)
+        heard = None if self.wire_back(problem) is None else optax.tree.zeros_like(x)
+        return UpperState(own, seen, known, length=length, heard=heard)
 
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
@@ -105,13 +112,19 @@ class EveryStep(AbstractUpper):
         if self.compression is not None:
             direction = known = told(direction, known, self.compression)
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
+        heard = state.heard
+        if heard is not None and self.compression is not None:
+            # The server has the mean; the clients go on from what they hear of it.
+            direction = heard = told(upper_set.tangent(direction), heard, self.compression)
         if self.optimizer is not None:
-            along, length = mapped(upper_set, x, direction, state.length)
+            along, length = cast_like(direction, x), None
+            if heard is None:
+                along, length = mapped(upper_set, x, direction, state.length)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
             length = next_length(length, along, x, new)
-            kept = UpperState(own, seen, known, length=length)
+            kept = UpperState(own, seen, known, length=length, heard=heard)
             return new, kept, turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
         new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
@@ -119,4 +132,4 @@ class EveryStep(AbstractUpper):
             seen = by_difference(state.seen, x, new, lr)
         else:
             seen = by_direction(state.seen, direction, lr)
-        return new, UpperState(None, seen, known), turn.upper_cost(1)
+        return new, UpperState(None, seen, known, heard=heard), turn.upper_cost(1)

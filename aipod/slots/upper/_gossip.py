@@ -26,7 +26,13 @@ from aipod.problem import Bilevel, client_values
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.upper._paced import PacedTransformation
-from aipod.slots.upper._seen import UpperState, by_direction, by_optimizer, nothing_seen
+from aipod.slots.upper._seen import (
+    UpperState,
+    by_difference,
+    by_direction,
+    by_optimizer,
+    nothing_seen,
+)
 from aipod.stepsize import StepSize
 
 # What a move promised, what it delivered, and f: tracked for `paced_adam`.
@@ -76,8 +82,11 @@ def next_alone(
         return new, UpperState(None, seen, correction=state.correction), cost
     left = optax.tree.sub(slope, state.correction)
     new, correction = upper_set.settle(axpy(x, -rate, left), state.correction, rate)
+    new = cast_like(new, x)
     seen = by_direction(state.seen, left, rate)
-    return cast_like(new, x), UpperState(None, seen, correction=correction), cost
+    if not upper_set.affine:
+        seen = by_difference(state.seen, x, new, rate)
+    return new, UpperState(None, seen, correction=correction), cost
 
 
 def _tracked(

@@ -42,6 +42,7 @@ class UpperState(eqx.Module):
     - `landed`: where projections are skipped, x after the last one.
     - `length`: where an optimiser moves x in a set with bounds, eta of its gradient mapping.
     - `correction`: in gossip, s.
+    - `heard`: with compression in both directions, what clients know of the mean direction.
     """
 
     own: PyTree
@@ -50,6 +51,7 @@ class UpperState(eqx.Module):
     landed: PyTree = None
     length: Array | None = None
     correction: PyTree = None
+    heard: PyTree = None
 
 
 def but_messages(state: UpperState) -> PyTree:
