@@ -132,7 +132,8 @@ class ProxSkipAdjoint(AbstractAdjoint):
 
         def gradient(u: PyTree, key: PRNGKeyArray, carried: Any) -> tuple[PyTree, Any]:
             slope, product, memory = parts(u, key, carried[0])
-            pull = pull_of(dot(u, product), dot(u, u), lr * self.steps)
+            size = dot(u, u)
+            pull = pull_of(dot(u, product), size, lr * self.steps).astype(size.dtype)
             return damped(u, slope, product, start.damping), (memory, pull)
 
         found = watched_proxskip(
