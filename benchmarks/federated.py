@@ -126,17 +126,25 @@ def show(runs: list[dict[str, Any]], levels: list[float]) -> None:
             cells = [_reached(members, f"{level:.2f}") for level in levels]
             last = statistics.median(one["accuracy"] for one in members)
             diverged = [one["steps"] for one in members if one["result"] == "diverged"]
-            pace = statistics.median(1e3 * one["seconds"] / max(one["steps"], 1) for one in members)
+            pace = _pace(members)
             steps = max(one["steps"] for one in members)
             end = f"{100 * last:.1f} % after {steps:,}"
             if diverged:
                 end += f"; {len(diverged)} of {len(members)} diverged"
-            rows.append([variant, *cells, end, f"{pace:.1f}"])
+            rows.append([variant, *cells, end, pace])
         # The columns of the table in README.md.
         head = ["solver", *(f"{100 * level:.0f} %" for level in levels)]
         seeds = max(len(members) for (name, _), members in groups.items() if name == task)
         print(f"\n{task}: rounds (megabytes one client sends), medians of {seeds} seeds\n")
         print(markdown([*head, "last accuracy", "ms a step"], rows), end="")
+
+
+def _pace(members: list[dict[str, Any]]) -> str:
+    """Milliseconds a step; nothing for runs that shared their device with others."""
+    known = [one for one in members if one["seconds"] is not None]
+    if not known:
+        return "-"
+    return f"{statistics.median(1e3 * one['seconds'] / max(one['steps'], 1) for one in known):.1f}"
 
 
 def _reached(members: list[dict[str, Any]], level: str) -> str:

@@ -16,6 +16,8 @@ STRAY = 2.0
 # With noise: how much of the recent and of the usual sizes is kept in a step, and how many times
 # larger the squares of late must be than those usual.
 _RECENT, _USUAL, _GROWN = 0.9, 0.99, 4.0
+# The same for a single sample, as after a step of x that changes the lower level completely.
+_JUMP = 100.0
 # No noise makes residuals so many times longer than the right-hand side; slow growth does.
 _MOST = 1e3
 
@@ -48,6 +50,7 @@ class Straying(eqx.Module):
         recent = mean(self.recent, left, _RECENT)
         usual, whole = mean(self.usual, left, _USUAL), mean(self.right, right, _RECENT)
         grown = (recent > STRAY**2 * whole) & (recent > _GROWN * usual)
+        grown |= (left > STRAY**2 * right) & (left > _JUMP * self.usual) & (self.usual > 0)
         # Written so that a NaN, a size that is still missing over a network, is not a reason.
         stray = grown | (recent > _MOST**2 * whole)
 
