@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._hypergradient._face import largest_curvature
-from aipod._misc.tree import axpy, cast_like
+from aipod._misc.tree import axpy, cast_like, rounding
 from aipod.problem import Bilevel, draw
 from aipod.slots.adjoint import solve_projected
 
@@ -50,15 +50,18 @@ def solve_bounded(problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int) -> Se
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
     dtype = jnp.result_type(*jax.tree.leaves(y0))
-    eps = float(jnp.finfo(dtype).eps)
+    eps = rounding(y0)
 
     def objective(y: PyTree) -> Array:
         return problem.lower(x, y, batch)
 
     slope = jax.grad(objective)
 
+    def downhill(y: PyTree) -> PyTree:
+        return lower_set.riesz(slope(y))
+
     def ahead(y: PyTree, steepness: Array) -> PyTree:
-        return axpy(y, -1 / steepness, slope(y))
+        return axpy(y, -1 / steepness, downhill(y))
 
     def stepped(y: PyTree, steepness: Array) -> PyTree:
         return cast_like(lower_set.project(ahead(y, steepness)), y)
@@ -67,7 +70,7 @@ def solve_bounded(problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int) -> Se
         return steepness * optax.tree.norm(optax.tree.sub(y, stepped(y, steepness)))
 
     def newton(search: Search, start: PyTree, met: PyTree) -> tuple[PyTree, Array, Array]:
-        face = lower_set.holding(lower_set.sides(start, met))
+        face = lower_set.holding(lower_set.sides(lower_set.single(start), met))
         on_it = dataclasses.replace(problem, lower_set=face)
         found = solve_projected(
             objective, on_it, start, slope(start), rtol=eps**0.75, atol=0.0, max_steps=None
@@ -130,7 +133,7 @@ def solve_bounded(problem: Bilevel, x: PyTree, y0: PyTree, max_steps: int) -> Se
         new = jax.lax.cond(good, lambda: after, slowly)
         # At rounding error neither helps, however many steps are made.
         scale = new.steepness * optax.tree.norm(new.y)
-        small = new.size <= eps**0.8 * (scale + optax.tree.norm(slope(new.y)))
+        small = new.size <= eps**0.8 * (scale + optax.tree.norm(downhill(new.y)))
         done = (new.size >= search.size) & (small | (search.length >= _LONGEST))
         tiny = new.size <= 4 * eps * scale
         return new._replace(steps=search.steps + 1, going=~(done | tiny), bent=bent)

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 from aipod._hypergradient._bounded import solve_bounded
 from aipod._hypergradient._estimate import check_problem, hypergradient
 from aipod._misc.functions import keep
-from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete
+from aipod._misc.tree import as_arrays, axpy, cast_like, is_concrete, rounding
 from aipod.problem import Bilevel, draw, hessian_product
 from aipod.slots.adjoint import ConjugateGradient, solve_projected
 from aipod.stepsize import check_steps
@@ -89,7 +89,7 @@ def _newton(
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
     dtype = jnp.result_type(*jax.tree.leaves(y0))
-    eps = float(jnp.finfo(dtype).eps)
+    eps = rounding(y0)
 
     def objective(y: PyTree) -> Array:
         return problem.lower(x, y, batch)
@@ -158,7 +158,7 @@ def _newton_within(
         return problem.lower(x, y, batch)
 
     scale = _scale(objective, found.y, jax.grad(objective)(found.y))
-    eps = float(jnp.finfo(found.size.dtype).eps)
+    eps = rounding(y0)
     return found.y, found.size, scale, found.size <= eps**0.6 * scale, found.bent
 
 
@@ -171,8 +171,7 @@ def exact_hypergradient(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -
         ```
     """
     y = exact_lower(problem, x, y0)
-    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(y))).eps)
-    return hypergradient(problem, x, y, ConjugateGradient(rtol=eps**0.9))
+    return hypergradient(problem, x, y, ConjugateGradient(rtol=rounding(y) ** 0.9))
 
 
 def stationarity(problem: Bilevel, x: PyTree, y0: PyTree | None = None) -> Array:

@@ -49,6 +49,11 @@ def to_device(array: ArrayLike, dtype: Any = float) -> Array:
     return jax.device_put(np.asarray(array, jax.dtypes.canonicalize_dtype(dtype)))
 
 
+def rounding(tree: PyTree) -> float:
+    """The rounding error of 1 in the coarsest data type of a tree."""
+    return max(float(jnp.finfo(jnp.result_type(leaf)).eps) for leaf in jax.tree.leaves(tree))
+
+
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
     """The tree in the data types of another; a loop must keep the types of what it carries."""
     return jax.tree.map(lambda leaf, old: jnp.asarray(leaf, jnp.result_type(old)), tree, like)

@@ -226,10 +226,10 @@ class Alternating(eqx.Module):
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
-        # With bounds y moves on its active face, which takes the place of the lower set until the
-        # projections at the end of the step. An affine set is its own face.
+        # With bounds y moves on its active face, an affine set, until the projections at the end.
         faced = self.lower.faced(problem, lower)
-        turn = turn._replace(problem=faced, y=y, key=adjoint_key).along(estimation=for_adjoint)
+        seen = self.lower.seen_from(faced, x, y)
+        turn = turn._replace(problem=faced, y=seen, key=adjoint_key).along(estimation=for_adjoint)
         upper_batch = draw(problem.upper_samples, xi_key)
         found = self.adjoint.solve(turn, upper_batch, state.adjoint)
         names = ("z", "its state", "its cost")
@@ -242,7 +242,7 @@ class Alternating(eqx.Module):
             turn = turn.with_memory(memory)
         elif nested:
             lower_batch = draw(problem.lower_samples, phi_key)
-            implicit = implicit_term(faced, x, y, z, upper_batch, lower_batch)
+            implicit = implicit_term(faced, x, seen, z, upper_batch, lower_batch)
         found = self.upper.update(turn, z, implicit, upper_batch, state.upper)
         names = ("x", "its state", "its cost")
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
@@ -251,7 +251,7 @@ class Alternating(eqx.Module):
             estimates = next_estimates(self, turn, (for_lower, for_adjoint, for_upper), costs)
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
-        settled = self.lower.settle(turn._replace(problem=problem).along(start=state.y), lower)
+        settled = self.lower.settle(turn._replace(problem=problem, y=y).along(start=state.y), lower)
         names = ("y", "its state")
         y, lower = returned(self.lower, "settle", settled, names, (y, state.lower))
         kept = self.adjoint.settle(turn.along(start=state.adjoint), adjoint)

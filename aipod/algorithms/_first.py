@@ -19,7 +19,9 @@ def _agreed(tree: PyTree, constraint: AbstractSet) -> PyTree:
     def one(leaf: Array, average: Array) -> Array:
         return jnp.where(jnp.all(leaf == leaf[:1]), leaf[:1], average[:1])
 
-    return jax.tree.map(one, tree, constraint.project(tree))
+    # A set within which clients agree may move with x; the first step projects on it.
+    mean = (constraint.agreement or constraint).project(tree)
+    return jax.tree.map(one, tree, mean)
 
 
 def _first_state(solver: Any, keeping: Keeping, problem: Bilevel, x0: PyTree, y0: PyTree) -> State:

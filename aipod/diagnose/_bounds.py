@@ -29,7 +29,8 @@ def unbounded(problem: Bilevel, y: PyTree, x: PyTree) -> Bilevel:
 
 
 def _without_bounds(lower_set: AbstractSet, y: PyTree, x: PyTree) -> AbstractSet:
-    marks = lower_set.sides(y, optax.tree.zeros_like(y), x)
+    one = lower_set.single(y)
+    marks = lower_set.sides(one, optax.tree.zeros_like(one), x)
     return lower_set.holding(jax.tree.map(jnp.zeros_like, marks))
 
 
@@ -60,8 +61,9 @@ def check_bounds(notes: Notes, problem: Bilevel, x: PyTree, y0: PyTree) -> None:
     active, weak, near = (int(found) for found in _counted(problem, x, y))
     notes.numbers["active_bounds"] = active
     notes.numbers["strictly_complementary"] = not weak + near
-    words = f"{count(active, 'bound')} of {total_size(y)} entries of y*(x0) active"
-    if active == total_size(y):
+    entries = total_size(problem.lower_set.single(y))
+    words = f"{count(active, 'bound')} of {entries} entries of y*(x0) active"
+    if active == entries:
         words += ": y* moves with x only as the bounds do"
     if not weak + near:
         notes.ok("bounds", f"{words}, with multipliers that are not 0.")
@@ -81,9 +83,10 @@ def _counted(problem: Bilevel, x: PyTree, y: PyTree) -> tuple[Array, Array, Arra
     """The active bounds, those without a multiplier, and the free entries about at a bound."""
     batch = draw(problem.lower_samples, jax.random.key(0))
     lower_set = problem.lower_set.at(x)
-    slope = jax.grad(problem.lower, argnums=1)(x, y, batch)
+    slope = lower_set.riesz(jax.grad(problem.lower, argnums=1)(x, y, batch))
     step = 1 / largest_curvature(problem, x, y, batch)
     landed, met = lower_set.land(optax.tree.add_scale(y, -step, slope))
+    slope, y, landed = (lower_set.single(point) for point in (slope, y, landed))
     flat_y = ravel_pytree(y)[0]
     little = _ZERO * jnp.maximum(jnp.max(jnp.abs(flat_y)), step * optax.tree.norm(slope))
     ones = optax.tree.scale(little, optax.tree.ones_like(y))

@@ -173,18 +173,29 @@ def _summed(objective: Objective, scale: Array | None) -> Objective:
     )
 
 
-def _agreed(agreement: AbstractSet, within: AbstractSet | None) -> AbstractSet:
+def agreed(agreement: AbstractSet, within: AbstractSet | None, name: str) -> AbstractSet:
+    """The agreement of clients, on a point of a set where one is given."""
     if within is None:
         return agreement
-    if not isinstance(within, AbstractSet) or within.federated or within.coupled:
+    # What the lower set moves with is x; the upper set has nothing to move with.
+    point, still = ("x", " that does not move") if name == "upper_set" else ("y", "")
+    wrong = not isinstance(within, AbstractSet) or within.federated
+    if wrong or (still and within.coupled):
         raise ValueError(
-            "upper_set must be a set for one client's x that does not move, such as "
-            f"aipod.Simplex() or aipod.Box(0.0), got {type(within).__name__}."
+            f"{name} must be a set for one client's {point}{still}, such as aipod.Simplex() or "
+            f"aipod.Box(0.0), got {type(within).__name__}."
         )
     return AgreedWithin(agreement, within)
 
 
-def _gossiping(graph: Any, clients: int, participation: float, chosen: str) -> AbstractSet:
+def _gossiping(
+    graph: Any, clients: int, participation: float, chosen: str, lower_set: AbstractSet | None
+) -> AbstractSet:
+    if lower_set is not None:
+        raise ValueError(
+            "lower_set and graph do not go together: which bounds hold is decided from one average "
+            "of all clients, which there is not without a server. Leave one of them out."
+        )
     if chosen != "round":
         raise ValueError("chosen is about clients, but with graph= links fail: leave chosen out.")
     gossip = as_gossip(graph, clients, participation)
@@ -206,6 +217,7 @@ def federate(
     participation: float = 1.0,
     chosen: str = "round",
     upper_set: AbstractSet | None = None,
+    lower_set: AbstractSet | None = None,
     epochs: bool = False,
     on_host: bool = False,
     graph: Any = None,
@@ -228,6 +240,7 @@ def federate(
         methods that have several rounds in one; see `Consensus`.
     - `upper_set`: a set that the common x must lie in, such as `aipod.Simplex()`; projecting on it
         costs no round. With `graph` it takes plain steps on x, `E3AiPOD(upper_lr=...)`.
+    - `lower_set`: the same for the common y; its bounds may be functions of one client's x.
     - `epochs`: each client visits every one of its examples once before the next time; see
         `aipod.Minibatches`.
     - `on_host`: leave the data in host memory, or on disk where it is memory-mapped; a batch or a
@@ -261,10 +274,13 @@ def federate(
             )
         scale = consensus.weights * samples[0].clients
     if graph is not None:
-        agreement = _gossiping(graph, samples[0].clients, participation, chosen)
-        sets = (_agreed(agreement, upper_set), agreement)
+        agreement = _gossiping(graph, samples[0].clients, participation, chosen, lower_set)
+        sets = (agreed(agreement, upper_set, "upper_set"), agreement)
     else:
-        sets = (_agreed(consensus, upper_set), consensus)
+        sets = (
+            agreed(consensus, upper_set, "upper_set"),
+            agreed(consensus, lower_set, "lower_set"),
+        )
     return Bilevel(
         upper=_summed(upper, scale),
         lower=_summed(lower, scale),

@@ -24,12 +24,18 @@ from aipod.flower._parts import forget_own, with_shared
 from aipod.flower._privacy import Privacy
 from aipod.flower._private import PrivateGate
 from aipod.flower._sums import Sums, Wish, long_key
+from aipod.flower._within import Within
 from aipod.solving import Checkpoints
 
 
-def solver_digest(solver: Alternating) -> str:
-    """Differs between solvers with different arguments; the same on server and clients."""
+def solver_digest(solver: Alternating, within: Within = (None, None)) -> str:
+    """Differs between solvers with different arguments; the same on server and clients.
+
+    `within`: the sets of x and y, which server and clients must share too.
+    """
     text = eqx.tree_pformat(solver, short_arrays=False)
+    if any(one is not None for one in within):
+        text += eqx.tree_pformat(within, short_arrays=False)
     return digest_text(text, digits=16, keep_at=False)
 
 
@@ -69,10 +75,13 @@ class Session:
         self.client, self.solver, self.folder = client, solver, folder
         self._privacy, self._wish = privacy, wish or Wish()
         self.gate = self._gate(secure=self._wish.demanded)
-        self._start = initial_state(solver, client.x, client.y)
+        self._start = initial_state(solver, client.x, client.y, client.within)
         problem = client.problem()
         problem.check(self._start.x, self._start.y)
         self._worker = Worker(solver, problem, self._start)
+
+    def _digest(self) -> str:
+        return solver_digest(self.solver, self.client.within)
 
     def _gate(self, *, secure: bool) -> AbstractGate:
         if self._privacy is None:
@@ -96,7 +105,7 @@ class Session:
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
             raise ValueError(f"{run!r} is not the name of a run: use letters, digits, - and _.")
         place = private_folder(private_folder(self.folder / run) / f"client-{self.client.index}")
-        store = Checkpoints(place, {"run": run, "solver": solver_digest(self.solver)})
+        store = Checkpoints(place, {"run": run, "solver": self._digest()})
         sums = None
         if secure:
             key = long_key(self.folder, int(self.client.index))
@@ -119,7 +128,7 @@ class Session:
                 "index": int(self.client.index),
                 "clients": int(self.client.clients),
                 "weight": float(self.client.weight),
-                "solver": solver_digest(self.solver),
+                "solver": self._digest(),
                 "step": -1 if found is None else int(found.state.step),
                 "exchange": -1 if found is None else found.exchange,
             }

@@ -13,8 +13,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod import federated
 from aipod.algorithms import Alternating, State
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
+from aipod.flower._within import Within, connected, empty_problem
 from aipod.problem import AbstractSampler, Bilevel, ClientMinibatches, Objective, rebuilt
-from aipod.sets import Consensus
+from aipod.sets import AbstractSet
 
 
 class OwnRow(AbstractSampler):
@@ -72,6 +73,8 @@ class Client:
     - `index`, `clients`: which client this is, counted from 0, and how many there are.
     - `x`, `y`: any points with the structure of x and y; the server sends the starting point.
     - `weight`: how much it counts in every average; only ratios matter.
+    - `upper_set`, `lower_set`: sets that x and y must lie in, the same for all clients and in the
+        server's `Start`. Every client projects the averages, so nothing more is sent for them.
 
     !!! example
         ```python
@@ -91,6 +94,8 @@ class Client:
     index: int
     clients: int
     weight: float = 1.0
+    upper_set: AbstractSet | None = None
+    lower_set: AbstractSet | None = None
 
     def __post_init__(self) -> None:
         for name in ("index", "clients"):
@@ -113,10 +118,16 @@ class Client:
             [jax.tree.map(np.asarray, self.upper_data)],
             [jax.tree.map(np.asarray, self.lower_data)],
             batch_size=self.batch_size,
+            upper_set=self.upper_set,
+            lower_set=self.lower_set,
         )
         both: tuple[Any, Any] = (alone.upper_samples, alone.lower_samples)
         own = [OwnRow.of(samples, int(self.index), int(self.clients)) for samples in both]
         return dataclasses.replace(alone, upper_samples=own[0], lower_samples=own[1])
+
+    @property
+    def within(self) -> Within:
+        return self.upper_set, self.lower_set
 
 
 def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
@@ -142,14 +153,12 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
         )
     if not problem.fully_federated:
         raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
-    if not isinstance(problem.upper_set, Consensus):
-        raise ValueError("over a network x cannot be kept in a set yet: leave upper_set out.")
     samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
     if any(source.epochs for source in samples):
         raise ValueError(
             "over a network clients draw with replacement: leave epochs out of federate(...)."
         )
-    consensus: Any = problem.lower_set
+    consensus: Any = problem.lower_set.agreement or problem.lower_set
     clients = samples[0].clients
     if not 0 <= index < clients:
         raise ValueError(f"index must be at least 0 and below {clients}, got {index}.")
@@ -171,6 +180,7 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
         index,
         clients,
         1.0 if weights is None else float(weights[index]),
+        *(one.of_one if one.agreement else None for one in (problem.upper_set, problem.lower_set)),
     )
 
 
@@ -184,23 +194,16 @@ def _unsummed(objective: Any) -> Objective:
     )
 
 
-def initial_state(solver: Alternating, x0: PyTree, y0: PyTree) -> State:
+def initial_state(
+    solver: Alternating, x0: PyTree, y0: PyTree, within: Within = (None, None)
+) -> State:
     """A client's state before the first step; the server can compute it without any data."""
     if solver.estimator is not None:
         raise ValueError(
             "an estimator keeps tables of a client's data, which a server cannot prepare: leave "
             "estimator out of the solver's arguments, or run the federation with aipod.solve."
         )
-    return solver.init(empty_problem(), *(federated.replicate(tree, 1) for tree in (x0, y0)))
-
-
-def empty_problem() -> Bilevel:
-    """A federation without data: all that the server knows about the problem."""
-    return Bilevel(_nothing, _nothing, Consensus(), Consensus())
-
-
-def _nothing(x: PyTree, y: PyTree, batch: Any) -> Array:
-    return jnp.zeros(())
+    return solver.init(empty_problem(within), *(federated.replicate(tree, 1) for tree in (x0, y0)))
 
 
 @eqx.filter_jit
@@ -214,10 +217,7 @@ def attempt(
 ) -> tuple[State, Tables, dict[str, Array]]:
     """One outer step with the answers so far: the state after it, and what it asked for."""
     mailbox = Mailbox(answers, robust or solver.wire is not None)
-    connected = dataclasses.replace(
-        problem, upper_set=mailbox.set_of("x"), lower_set=mailbox.set_of("y")
-    )
-    state = solver.traced_step(connected, state, key)
+    state = solver.traced_step(connected(problem, mailbox), state, key)
     return state, *mailbox.questions()
 
 

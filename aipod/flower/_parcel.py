@@ -14,7 +14,7 @@ import numpy as np
 Word = str | int | float | bool
 # A name, a type and a shape, as in `answer:y.0 float32 200x10`.
 _LINE = re.compile(
-    r"([!-~]{1,100}) (float32|float64|uint8|int32|uint32|int64|bool)"
+    r"([!-~]{1,100}) (float32|float64|uint8|int8|int32|uint32|int64|bool)"
     r"(?: ([0-9]{1,12}(?:x[0-9]{1,12}){0,15}))?"
 )
 

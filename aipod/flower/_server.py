@@ -15,14 +15,16 @@ from aipod.flower._book import WIRE, Book, Record
 from aipod.flower._client import solver_digest
 from aipod.flower._coordinator import Coordinator
 from aipod.flower._describe import describe
-from aipod.flower._local import empty_problem, initial_state
+from aipod.flower._local import initial_state
 from aipod.flower._model import write_model
 from aipod.flower._parts import shared_leaves
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Post, Progress, Terms
 from aipod.flower._reply import Expected
+from aipod.flower._within import Within, empty_problem
 from aipod.runs._description import Describable
 from aipod.runs._folder import RunFolder
 from aipod.runs._results import write_results
+from aipod.sets import AbstractSet
 from aipod.solving import RECORDED, Result, Solution
 
 
@@ -38,6 +40,7 @@ class Start:
     - `prepared`: what describes the run for a run folder, such as a prepared experiment of
         `aipod run`; by default the numbers of `record` do.
     - `name`: of the run, in its folder and in the report.
+    - `upper_set`, `lower_set`: the sets that x and y must lie in, as the clients have them.
 
     !!! example
         ```python
@@ -50,6 +53,12 @@ class Start:
     record: Record | None = None
     prepared: Describable | None = None
     name: str = "federation"
+    upper_set: AbstractSet | None = None
+    lower_set: AbstractSet | None = None
+
+    @property
+    def within(self) -> Within:
+        return self.upper_set, self.lower_set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +102,7 @@ def lead(
 ) -> Solution:
     """Leads a run to its end and writes its results; whatever ends the run, it is saved first."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    state = initial_state(solver, start.x0, start.y0)
+    state = initial_state(solver, start.x0, start.y0, start.within)
     if solver.wire is not None and terms.min_nodes not in (None, terms.clients):
         raise ValueError(
             "compression needs all clients in every round: leave min-nodes at 0, or compression "
@@ -101,7 +110,7 @@ def lead(
         )
     shared = shared_leaves(solver, state)
     identity = {
-        "solver": solver_digest(solver),
+        "solver": solver_digest(solver, start.within),
         "starting point": digest_arrays(shared.items()),
         "seed": str(terms.seed),
     }
@@ -109,7 +118,8 @@ def lead(
     if described is None and places.run is not None:
         described = describe(start.name, solver, terms, start.record, start.x0, start.y0)
     folder = _folder(described, places)
-    book = Book(empty_problem(), solver, state, start.record, places.checkpoints, identity, traffic)
+    empty = empty_problem(start.within)
+    book = Book(empty, solver, state, start.record, places.checkpoints, identity, traffic)
     progress = book.load() if places.resume else None
     if progress is None:
         book.refuse_overwriting()
@@ -142,7 +152,7 @@ def lead(
         terms,
         progress,
         expected=Expected(solver, state, terms),
-        digest=solver_digest(solver),
+        digest=identity["solver"],
         start=shared,
         save=lambda: book.save(progress),
         record=record,

@@ -74,6 +74,11 @@ class Bilevel(eqx.Module):
                 "clients gossip at both levels or at none: let upper_set and lower_set be the same "
                 "aipod.Gossip, as aipod.federated.federate(..., graph=...) makes them."
             )
+        if self.lower_set.apart and self.lower_set.of_one is not self.lower_set:
+            raise ValueError(
+                "lower_set has clients without a server that agree within a set: which bounds hold "
+                "is decided from one average of all clients. Use aipod.Consensus() there."
+            )
         if self.upper_set.coupled:
             raise ValueError(
                 "upper_set has a coupling, but the upper level's constraint B x = e depends on "

@@ -31,27 +31,74 @@ class AgreedWithin(AbstractWrapped):
     base: AbstractSet
     within: AbstractSet
 
-    def _of_one(self, point: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[0], point)
+    @property
+    def agreement(self) -> AbstractSet | None:
+        return self.base
 
-    def _of_all(self, point: PyTree, like: PyTree) -> PyTree:
+    @property
+    def of_one(self) -> AbstractSet:
+        return self.within
+
+    def single(self, y: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[0], y)
+
+    def for_all(self, point: PyTree, like: PyTree) -> PyTree:
         return jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape).astype(b.dtype), point, like)
 
+    def alone(self, y: PyTree) -> PyTree:
+        return self.for_all(self.within.project(self.single(y)), y)
+
+    def averaged(self, v: PyTree) -> PyTree:
+        return self.base.tangent(v)
+
+    def _common(self, x: PyTree) -> PyTree:
+        """x, which the set moves with, without the client axis; None for a set that does not.
+
+        The mean, so that each client's row has its part in derivatives.
+        """
+        if x is None or not self.within.coupled:
+            return None
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), x)
+
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
-        mean = self._of_one(self.base.project(y))
-        return self._of_all(self.within.project(mean), y)
+        mean = self.single(self.base.project(y))
+        return self.for_all(self.within.project(mean, self._common(x)), y)
+
+    def project_corrected(self, y: PyTree, correction: PyTree) -> PyTree:
+        mean = self.single(self.base.project_corrected(y, correction))
+        return self.for_all(self.within.project(mean), y)
 
     def tangent(self, v: PyTree) -> PyTree:
-        mean = self._of_one(self.base.tangent(v))
-        return self._of_all(self.within.tangent(mean), v)
+        mean = self.single(self.base.tangent(v))
+        return self.for_all(self.within.tangent(mean), v)
+
+    def cotangent(self, gradient: PyTree) -> PyTree:
+        # Each client's row is the sum of all gradients, times its weight.
+        rows = self.base.cotangent(gradient)
+        return jax.vmap(self.within.cotangent)(rows) if self.affine else rows
 
     def anchor(self, x: PyTree = None, *, like: PyTree = None) -> PyTree:
         if like is None:
-            return self.within.anchor()
-        return self._of_all(self.within.anchor(like=self._of_one(like)), like)
+            return self.within.anchor(self._common(x))
+        found = self.within.anchor(self._common(x), like=self.single(like))
+        return self.for_all(found, like)
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
-        return self.base.residual(y), self.within.residual(self._of_one(y))
+        beyond = self.within.residual(self.single(y), self._common(x))
+        return self.base.residual(y), beyond
+
+    def emptiness(self, x: PyTree = None, like: PyTree = None) -> Array:
+        point = None if like is None else self.single(like)
+        return self.within.emptiness(self._common(x), point)
+
+    @property
+    def coupled(self) -> bool:
+        return self.within.coupled
+
+    def at(self, x: PyTree) -> AbstractSet:
+        if not self.coupled:
+            return self
+        return AgreedWithin(self.base, self.within.at(self._common(x)))
 
     @property
     def affine(self) -> bool:
@@ -72,12 +119,32 @@ class AgreedWithin(AbstractWrapped):
         step: ArrayLike = 1.0,
         previous: PyTree = None,
     ) -> AbstractSet:
-        slope = self._of_one(self.base.tangent(correction))
-        held = self.within.face(self._of_one(y), slope, step=step, previous=previous)
+        slope, place = self.single(self.base.tangent(correction)), self._common(x)
+        held = self.within.face(self.single(y), slope, place, step=step, previous=previous)
         return AgreedWithin(self.base, held)
+
+    def land(self, y: PyTree, x: PyTree = None) -> tuple[PyTree, PyTree]:
+        mean = self.single(self.base.project(y))
+        landed, multipliers = self.within.land(mean, self._common(x))
+        return self.for_all(landed, y), multipliers
+
+    def sides(
+        self, y: PyTree, multipliers: PyTree, x: PyTree = None, *, previous: PyTree = None
+    ) -> PyTree:
+        return self.within.sides(y, multipliers, self._common(x), previous=previous)
 
     def holding(self, active: PyTree) -> AbstractSet:
         return AgreedWithin(self.base, self.within.holding(active))
+
+    def pin(self, y: PyTree, x: PyTree = None) -> PyTree:
+        place = self._common(x)
+        return jax.vmap(lambda row: self.within.pin(row, place))(y)
+
+    def loose(self, v: PyTree) -> PyTree:
+        return jax.vmap(self.within.loose)(v)
+
+    def directions(self) -> AbstractSet:
+        return AgreedWithin(self.base.directions(), self.within.directions())
 
     @property
     def active(self) -> PyTree:
@@ -124,7 +191,10 @@ class AgreedWithin(AbstractWrapped):
 
     def check(self, y: PyTree, x: PyTree = None, *, name: str = "set") -> None:
         self.base.check(y, name=name)
-        self.within.check(self._of_one(y), name=name)
+        self.within.check(self.single(y), self._common(x), name=name)
+
+    def check_corrections(self, y: PyTree, *, name: str = "set") -> None:
+        self.base.check_corrections(y, name=name)
 
 
 class EachWithin(AbstractWrapped):

@@ -57,6 +57,13 @@ class Face(AbstractSet):
         start = [a + b for a, b in zip(self._free(y), self._held(y, x), strict=True)]
         return self.rows.blocks(y)[1](self._meet(start, self.rows.rights(y, x)))
 
+    def pin(self, y: PyTree, x: PyTree = None) -> PyTree:
+        blocks, restore = self._free(y), self.rows.blocks(y)[1]
+        return restore([a + b for a, b in zip(blocks, self._held(y, x), strict=True)])
+
+    def loose(self, v: PyTree) -> PyTree:
+        return self.rows.blocks(v)[1](self._free(v))
+
     def tangent(self, v: PyTree) -> PyTree:
         inside = self._free(v)
         return self.rows.blocks(v)[1](self._meet(inside, [None] * len(inside)))

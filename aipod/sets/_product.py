@@ -121,6 +121,15 @@ class Product(AbstractSet):
     def active(self) -> PyTree:
         return self._each(lambda s: s.active)
 
+    def pin(self, y: PyTree, x: PyTree = None) -> PyTree:
+        return self._each(lambda s, part: s.pin(part, x), y)
+
+    def loose(self, v: PyTree) -> PyTree:
+        return self._each(lambda s, part: s.loose(part), v)
+
+    def single(self, y: PyTree) -> PyTree:
+        return self._each(lambda s, part: s.single(part), y)
+
     @property
     def coupled(self) -> bool:
         return any(s.coupled for s in self.sets())

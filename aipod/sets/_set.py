@@ -87,7 +87,8 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         """The projection of y, and the multipliers of the bounds that it met on the way.
 
         Multipliers are positive at lower bounds, negative at upper ones and 0 elsewhere. For a
-        step along a gradient they have that step as a factor.
+        step along a gradient they have that step as a factor. Where clients agree, they are those
+        of the point of one client, as `single` gives it.
         """
         return self.project(y, x), optax.tree.zeros_like(y)
 
@@ -97,7 +98,8 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         """Which bounds are active by their multipliers, as `active` of a face has it.
 
         A bound is active where its multiplier, times a step, is at least the distance of y from it.
-        `previous` is as in `face`. None for a set that is its own face.
+        `previous` is as in `face`. Where clients agree, y is the point of one client. None for a
+        set that is its own face.
         """
         return None
 
@@ -112,6 +114,40 @@ class AbstractSet(AbstractGeometry, AbstractClients):
         None for a set that is its own face.
         """
         return None
+
+    def pin(self, y: PyTree, x: PyTree = None) -> PyTree:
+        """Of a face: y with its active entries at their bounds, the others as they are."""
+        return y
+
+    def loose(self, v: PyTree) -> PyTree:
+        """Of a face: the direction v with 0 in the active entries."""
+        return v
+
+    @property
+    def agreement(self) -> "AbstractSet | None":
+        """Where clients agree on a point of another set, `of_one`: that they agree; else None."""
+        return None
+
+    @property
+    def of_one(self) -> "AbstractSet":
+        """The set of one client's point."""
+        return self
+
+    def single(self, y: PyTree) -> PyTree:
+        """The point of one client, where clients agree on a point of another set."""
+        return y
+
+    def for_all(self, point: PyTree, like: PyTree) -> PyTree:
+        """The point of one client for all of them, in the shape of `like`."""
+        return point
+
+    def alone(self, y: PyTree) -> PyTree:
+        """The projection of a point that all clients have alike, for which nothing is sent."""
+        return self.project(y)
+
+    def averaged(self, v: PyTree) -> PyTree:
+        """The mean of directions, where clients agree on a point of another set."""
+        return v
 
     def multiply(self, x: PyTree, exponents: PyTree) -> PyTree:
         """x exp(-exponents), scaled to lie in the set; for a `Simplex` and products of it."""

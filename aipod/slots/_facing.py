@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import axpy
 from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
+from aipod.slots._settling import Met
 from aipod.slots._turn import Turn
 
 # The weight of the newest outer step in the mean, where the lower level is sampled.
@@ -29,22 +30,30 @@ class Facing(eqx.Module):
     - `multipliers`: of the bounds, in the mean; positive at lower bounds, negative at upper ones.
     - `point`: y, in the mean.
     - `active`: as a face has it.
+    - `shared`: of ProxSkip, where clients agree, the part of their corrections that they share.
+
+    Where clients agree, all of it is about the point of one client.
     """
 
     multipliers: PyTree
     point: PyTree
     active: PyTree
+    shared: PyTree = None
+
+    def met(self) -> Met:
+        """Before the first projection of an outer step."""
+        agreed = self.point if self.shared is not None else None
+        return Met(optax.tree.zeros_like(self.multipliers), agreed, self.shared)
 
     def after(
-        self, turn: Turn, y: PyTree, met: PyTree, count: Array | int, *, lr: Array, steps: Array
+        self, turn: Turn, y: PyTree, met: Met, count: Array | int, *, lr: Array, steps: Array
     ) -> "Facing":
         """After an outer step.
 
         **Arguments:**
 
         - `y`: where it ended.
-        - `met`, `count`: the sum of the multipliers that its projections met, and how many there
-            were.
+        - `met`, `count`: what its projections met, and how many there were.
         - `lr`, `steps`: the size of its steps on y, and how many of them such a multiplier is the
             mean of.
         """
@@ -56,11 +65,13 @@ class Facing(eqx.Module):
         def mean(old: Array, now: Array) -> Array:
             return (kept * old + share * now).astype(old.dtype)
 
-        multipliers = jax.tree.map(mean, self.multipliers, met)
+        multipliers = jax.tree.map(mean, self.multipliers, met.multipliers)
+        # Between projections clients go their own ways.
+        y = turn.problem.lower_set.single(y) if met.point is None else met.point
         point = axpy(self.point, newest, optax.tree.sub(y, self.point))
         push = optax.tree.scale(_length(turn, lr, steps), multipliers)
         active = turn.problem.lower_set.sides(point, push, turn.x, previous=self.active)
-        return Facing(multipliers, point, active)
+        return Facing(multipliers, point, active, met.shared)
 
 
 def _length(turn: Turn, lr: Array, steps: Array) -> Array:
@@ -76,13 +87,21 @@ def _length(turn: Turn, lr: Array, steps: Array) -> Array:
     return jnp.where(curvature > 0, 1 / jnp.where(curvature > 0, curvature, 1.0), guess)
 
 
-def nothing_faced(lower_set: AbstractSet, x: PyTree, y: PyTree) -> Facing | None:
-    """Before the first step: no bound is active. None for an affine set, which is its own face."""
+def nothing_faced(
+    lower_set: AbstractSet, x: PyTree, y: PyTree, *, corrected: bool = True
+) -> Facing | None:
+    """Before the first step: no bound is active. None for an affine set, which is its own face.
+
+    `corrected`: whether the slot has corrections, of which clients share a part.
+    """
     if lower_set.affine:
         return None
+    y = lower_set.single(y)
     zeros = optax.tree.zeros_like(y)
     marks: Any = eqx.filter_eval_shape(lower_set.sides, y, zeros, x)
-    return Facing(zeros, y, jax.tree.map(lambda mark: jnp.zeros(mark.shape, mark.dtype), marks))
+    inactive = jax.tree.map(lambda mark: jnp.zeros(mark.shape, mark.dtype), marks)
+    shared = zeros if corrected and lower_set.agreement is not None else None
+    return Facing(zeros, y, inactive, shared)
 
 
 def on_face(problem: Bilevel, facing: Facing | None) -> Bilevel:

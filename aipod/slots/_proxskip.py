@@ -14,9 +14,9 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import coins, round_keys, subkeys
-from aipod._misc.tree import axpy, cast_like, inner
+from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
-from aipod.slots._compression import told
+from aipod.slots._settling import Met, land, settle
 
 Gradient = Callable[[PyTree, PRNGKeyArray], PyTree]
 # The same with the memory of an estimator, which goes in and comes out; None without one.
@@ -30,7 +30,7 @@ class Skipped(NamedTuple):
     - `projections`: how often it projected.
     - `products`: for each iteration i from the second on <d_{i-1}, d_i>, d_i = gradient - r. The
         samples behind two iterations are independent, so these are free of their noise.
-    - `met`: on a set with bounds the sum of their multipliers over the projections; else None.
+    - `met`: on a set with bounds what its projections met; else None.
     - `memory`: the oracle's, after the last iteration.
     """
 
@@ -38,7 +38,7 @@ class Skipped(NamedTuple):
     correction: PyTree
     projections: Array
     products: Array
-    met: PyTree = None
+    met: Met | None = None
     memory: Any = None
 
 
@@ -82,6 +82,7 @@ def watched_proxskip(
     watched: bool = True,
     last: bool = False,
     memory: Any = None,
+    met: Met | None = None,
 ) -> Skipped:
     """Runs `steps` iterations.
 
@@ -91,7 +92,8 @@ def watched_proxskip(
     with probability p:   v <- project(v_hat - (lr / p) r),   r <- r + (p / lr) (v - v_hat)
     otherwise:            v <- v_hat
 
-    With `last` the last iteration always projects.
+    With `last` the last iteration always projects. `met`, on a set with bounds: what was met
+    before, with multipliers of 0.
     """
     coin_key, keys = step_keys(key, steps)
     tosses = coins(coin_key, probability, steps)
@@ -102,15 +104,24 @@ def watched_proxskip(
         point, residual, before, met, memory = carry
         coin, draw_key, round_key = inputs
         slope, memory = gradient(point, draw_key, memory)
-        ahead = local_step(slope, point, residual, lr)
+        whole = residual if met is None else met.whole(residual)
+        ahead = local_step(slope, point, whole, lr)
         seen = product = None
         if watched:
-            seen = optax.tree.sub(slope, residual)
+            seen = optax.tree.sub(slope, whole)
             product = inner(before, seen, per_client=constraint.per_client)
 
         def projected() -> tuple[PyTree, ...]:
-            if not constraint.affine:
-                return land(constraint, ahead, residual, met, lr=lr, probability=probability)
+            if met is not None:
+                return land(
+                    constraint,
+                    ahead,
+                    residual,
+                    met,
+                    lr=lr,
+                    probability=probability,
+                    key=round_key,
+                )[:3]
             new, corrected, _ = settle(
                 constraint,
                 ahead,
@@ -130,8 +141,7 @@ def watched_proxskip(
 
     inputs = (tosses, keys, round_keys(key, steps))
     nothing = optax.tree.zeros_like(start) if watched else None
-    unmet = None if constraint.affine else optax.tree.zeros_like(start)
-    carry, products = jax.lax.scan(body, (start, correction, nothing, unmet, memory), inputs)
+    carry, products = jax.lax.scan(body, (start, correction, nothing, met, memory), inputs)
     return Skipped(carry[0], carry[1], jnp.sum(tosses), products, carry[3], carry[4])
 
 
@@ -170,54 +180,6 @@ def local_steps(
 def local_step(slope: PyTree, point: PyTree, correction: PyTree, lr: Array) -> PyTree:
     """v_hat = v - lr (slope - r)."""
     return axpy(point, -lr, optax.tree.sub(slope, correction))
-
-
-def settle(
-    constraint: AbstractSet,
-    ahead: PyTree,
-    correction: PyTree,
-    known: PyTree | None = None,
-    *,
-    lr: Array,
-    probability: float | Array,
-    compression: str | None = None,
-    key: PRNGKeyArray,
-) -> tuple[PyTree, PyTree, PyTree | None]:
-    """Projects v_hat (`ahead`) and updates the correction.
-
-    With `compression`, messages are rounded, and `known` is what the server knows of each client,
-    before and after. The client replaces v_hat by the value that the server decoded, so that the
-    corrections still add up to zero.
-    """
-    chosen = constraint.for_round(key)
-    if chosen.apart:
-        # Without a server the corrections of neighbours do not cancel: nothing is subtracted.
-        return *chosen.settle(ahead, correction, lr / probability), known
-    offset = optax.tree.scale(lr / probability, correction)
-    if compression is not None:
-        known = told(optax.tree.sub(ahead, offset), known, compression)
-        ahead = cast_like(optax.tree.add(known, offset), ahead)
-    new = cast_like(chosen.project_corrected(ahead, offset), ahead)
-    corrected = axpy(correction, probability / lr, optax.tree.sub(new, ahead))
-    return new, chosen.keep_absent(corrected, correction), known
-
-
-def land(
-    constraint: AbstractSet,
-    ahead: PyTree,
-    correction: PyTree,
-    met: PyTree,
-    *,
-    lr: Array,
-    probability: float | Array,
-) -> tuple[PyTree, PyTree, PyTree]:
-    """`settle` on a set with bounds, whose multipliers are added to `met`."""
-    offset = optax.tree.scale(lr / probability, correction)
-    landed, pushed = constraint.land(axpy(ahead, -1, offset))
-    new = cast_like(landed, ahead)
-    scale = probability / lr
-    corrected = axpy(correction, scale, optax.tree.sub(new, ahead))
-    return new, corrected, axpy(met, scale, pushed)
 
 
 def step_keys(key: PRNGKeyArray, steps: int) -> tuple[PRNGKeyArray, PRNGKeyArray]:

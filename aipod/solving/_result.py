@@ -21,7 +21,7 @@ class Result(enum.Enum):
     out_of_time = "The time given by Stop(seconds=) is over: resume, or allow more."
     out_of_projections = "The projections given by Stop(projections=) are spent: allow more."
     interrupted = "The run was interrupted; everything up to there is kept: resume it."
-    infeasible = "The lower set is empty at the last x: its coupling h(x) left the range of A."
+    infeasible = "The lower set is empty at the last x: it moves with x, and has no point there."
     diverged = "An iterate became NaN or infinite: use smaller steps, or aipod.Curvature()."
 
     @property

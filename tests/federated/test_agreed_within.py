@@ -78,7 +78,3 @@ def test_the_projection_costs_no_round():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="upper_set must be a set for one client's x"):
         problems(aipod.Consensus())
-    many, _ = problems(aipod.Simplex())
-    flower = pytest.importorskip("aipod.flower")
-    with pytest.raises(ValueError, match="leave upper_set out"):
-        flower.client_of(many, X0, Y0, index=0)

@@ -105,9 +105,35 @@ def test_the_hypergradient_is_the_slope_of_F(kind):
         slope = [(value(X + s) - value(X - s)) / (2 * STEP) for s in STEP * np.eye(2)]
         found = aipod.exact_hypergradient(problem, X, poly.like)
         np.testing.assert_allclose(found, slope, atol=1e-7 * np.linalg.norm(slope))
-        if kind in ("box", "simplex"):
-            # As if no bound were active.
-            marks = jax.tree.map(jnp.zeros_like, poly.set.sides(y, y, X))
-            blind = dataclasses.replace(problem, lower_set=poly.set.holding(marks))
-            wrong = aipod.hypergradient(blind, X, y, aipod.ConjugateGradient(rtol=1e-12))
-            assert np.linalg.norm(wrong - found) > 1e-2 * np.linalg.norm(found)
+        # As if no bound were active.
+        marks = jax.tree.map(jnp.zeros_like, poly.set.sides(y, y, X))
+        blind = dataclasses.replace(problem, lower_set=poly.set.holding(marks))
+        wrong = aipod.hypergradient(blind, X, y, aipod.ConjugateGradient(rtol=1e-12))
+        assert np.linalg.norm(wrong - found) > 1e-2 * np.linalg.norm(found)
+
+
+def test_leaves_of_several_types():
+    """What is exact is so in the coarsest of them."""
+    mixed = aipod.Product({"a": aipod.Simplex(), "b": aipod.Box(0, 0.3)})
+    target = jnp.array([0.4, 0.2, 0.1])
+
+    def lower(x, y, _):
+        fine = jnp.sum(jnp.cosh(y["a"] - x)) + 0.5 * jnp.sum((y["a"] - x) ** 2)
+        return fine + jnp.sum(jnp.cosh(y["b"] - x.astype(np.float32)))
+
+    problem = aipod.Bilevel(
+        lambda x, y, _: jnp.sum((y["a"] - target) ** 2) + jnp.sum(y["b"] * x) + jnp.sum(x**2),
+        lower,
+        lower_set=mixed,
+    )
+    x, start = target, {"a": jnp.ones(3) / 3, "b": jnp.zeros(3, np.float32)}
+    y = aipod.exact_lower(problem, x, start)
+    assert {name: leaf.dtype for name, leaf in y.items()} == {"a": np.float64, "b": np.float32}
+    np.testing.assert_allclose(y["b"], [0.3, 0.2, 0.1], atol=1e-6)
+    found = aipod.exact_hypergradient(problem, x, start)
+    # y_b is x where it is free, and y_a = x + (1 - sum x) / 3, but for the part that cosh bends.
+    np.testing.assert_allclose(
+        found - jax.grad(lambda x: jnp.sum((x - jnp.mean(x) + 1 / 3 - target) ** 2))(x),
+        2 * x + jnp.array([0.3, 0.4, 0.2]),
+        atol=1e-5,
+    )

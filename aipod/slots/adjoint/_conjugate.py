@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import cast_like
+from aipod._misc.tree import cast_like, rounding
 from aipod.problem import Bilevel, draw, grad_y_upper
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
@@ -133,7 +133,7 @@ def solve_projected(
     lower_set = problem.lower_set
     hessian = jax.linearize(jax.grad(objective), y)[1]
     right = lower_set.cotangent(gradient)
-    along = lower_set.tangent(right)
+    along = cast_like(lower_set.tangent(right), y)
     size = optax.tree.norm(right)
     # With the right-hand side and the curvature along it scaled to 1, single precision neither
     # overflows nor vanishes, and a tolerance means the same for every problem.
@@ -141,7 +141,7 @@ def solve_projected(
     scale = jnp.where(curvature > 0, curvature / jnp.where(size > 0, size, 1.0) ** 2, 1.0)
 
     def matvec(v: PyTree) -> PyTree:
-        inside = lower_set.tangent(v)
+        inside = cast_like(lower_set.tangent(v), y)
         outside = optax.tree.sub(v, inside)
         product = optax.tree.add_scale(hessian(inside), damping, inside)
         # The identity off Ker A keeps the operator regular where rounding errors leave Ker A;
@@ -152,12 +152,13 @@ def solve_projected(
         )
 
     unit = jnp.where(size > 0, size, 1.0)
-    floor = 50 * float(jnp.finfo(size.dtype).eps)
+    floor = 50 * rounding(y)
     if max_steps is None:
         max_steps = 10 * sum(leaf.size for leaf in jax.tree.leaves(y))
     found = conjugate_gradients(
         matvec,
-        optax.tree.scale(1 / unit, right),
+        # Leaves of y may have several types.
+        cast_like(optax.tree.scale(1 / unit, right), y),
         tolerance=jnp.maximum(jnp.maximum(rtol, atol / unit), floor),
         max_steps=min(max_steps, 2**31 - 1),
     )

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.tree import axpy, inner
+from aipod._misc.tree import axpy, cast_like, inner
 from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import is_face, turned
 from aipod.slots._momentum import Mover, check_mover, restarted_momentum
-from aipod.slots._proxskip import settle, step_keys
+from aipod.slots._proxskip import step_keys
+from aipod.slots._settling import Met, land, settle, with_shared
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, health_of, healthy, pull_of
@@ -46,6 +47,7 @@ class WarmState(eqx.Module):
     - `known`: with compression, what the server knows of each client.
     - `health`: how the last solve went.
     - `momentum`: the state of the optimiser that moves u.
+    - `shared`: where clients agree on a point of another set, the part of e that they share.
     - `straying`: of a solve that may give u up, whether u begins to stray.
     """
 
@@ -56,24 +58,42 @@ class WarmState(eqx.Module):
     health: Health | None = None
     momentum: PyTree | None = None
     straying: Straying | None = None
+    shared: PyTree | None = None
+
+    def met(self, lower_set: AbstractSet) -> Met | None:
+        """For the projections of u; None where clients share nothing of their corrections."""
+        if self.shared is None:
+            return None
+        return Met(optax.tree.zeros_like(self.shared), lower_set.single(self.u), self.shared)
 
 
 def warm_start(
-    y: PyTree, damping: float | None, health: Health | None = None, *, compressed: bool = False
+    lower_set: AbstractSet,
+    y: PyTree,
+    damping: float | None,
+    health: Health | None = None,
+    *,
+    compressed: bool = False,
 ) -> WarmState:
     """u = e = 0."""
     zeros = optax.tree.zeros_like(y)
     dtype = jnp.result_type(*jax.tree.leaves(y))
     given = jnp.asarray(0.0 if damping is None else damping, dtype)
-    return WarmState(zeros, zeros, given, zeros if compressed else None, health)
+    shared = None if lower_set.agreement is None else lower_set.single(zeros)
+    known = zeros if compressed else None
+    return WarmState(zeros, zeros, given, known, health, shared=shared)
 
 
 def followed(lower_set: AbstractSet, state: WarmState) -> WarmState:
     """The state on the face of this outer step; as it is where the lower set has no bounds."""
     if not is_face(lower_set):
         return state
-    u, correction = turned(lower_set, state.u, state.correction)
-    return dataclasses.replace(state, u=u, correction=correction)
+    if state.shared is None:
+        u, correction = turned(lower_set, state.u, state.correction)
+        return dataclasses.replace(state, u=u, correction=correction)
+    # The clients' own parts sum to zero on every face.
+    one, shared = turned(lower_set.of_one, lower_set.single(state.u), state.shared)
+    return dataclasses.replace(state, u=lower_set.for_all(one, state.u), shared=shared)
 
 
 def only_correction(state: WarmState) -> PyTree:
@@ -143,7 +163,8 @@ class OneRoundAdjoint(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
-        state = warm_start(y, self.damping, health, compressed=self.compression is not None)
+        compressed = self.compression is not None
+        state = warm_start(problem.lower_set, y, self.damping, health, compressed=compressed)
         damping = jnp.broadcast_to(state.damping, problem.lower_set.apart)
         state = dataclasses.replace(state, damping=damping)
         if (mover := self._mover(problem.lower_set)) is None:
@@ -179,6 +200,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         state = followed(lower_set, state)
         damping, lr = self._damped(state, turn.rates)
         parts, memory = quadratic_parts(turn, self.steps)
+        correction = with_shared(state.correction, state.shared)
 
         def dot(a: PyTree, b: PyTree) -> Array:
             return inner(a, b, per_client=lower_set.per_client)
@@ -188,7 +210,7 @@ class OneRoundAdjoint(AbstractAdjoint):
             slope, product, memory = parts(u, key, memory)
             seen = dot(u, product), dot(u, u), dot(product, product)
             gradient = damped(u, slope, product, damping)
-            left = optax.tree.sub(gradient, state.correction)
+            left = optax.tree.sub(gradient, correction)
             sizes = [dot(left, left), dot(slope, slope)]
             return (axpy(u, -lr, left), memory), (sizes, seen)
 
@@ -203,30 +225,38 @@ class OneRoundAdjoint(AbstractAdjoint):
         left, right = (size[-1] * exact for size in sizes)
         pull = pull_of(seen[0][-1], seen[1][-1], lr * self.steps)
         health = health_of(turn.y, lower_set, left, right, raised > state.damping, pull)
-        kept = WarmState(u, state.correction, raised, state.known, health, state.momentum)
+        kept = dataclasses.replace(state, u=u, damping=raised, health=health)
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
             1, lower_draws=self.steps, upper_draws=draws, deferred=True, memory=memory
         )
-        return optax.tree.scale(-1, u), kept, cost
+        # u_hat is not projected yet, and e lags behind a face that moves: as `OneRound.seen_from`.
+        return optax.tree.scale(-1, cast_like(lower_set.loose(u), u)), kept, cost
 
     def settle(self, turn: Turn, state: PyTree) -> PyTree:
-        u, correction, known = settle(
-            turn.problem.lower_set.directions(),
-            state.u,
-            state.correction,
-            state.known,
+        directions = turn.problem.lower_set.directions()
+        before, shared = (state.u, state.correction), None
+        how: dict[str, Any] = {
             # The damping that the steps were made with.
-            lr=self._damped(turn.start, turn.rates)[1],
-            probability=1 / self.steps,
-            compression=self.compression,
-            key=turn.round_key,
-        )
+            "lr": self._damped(turn.start, turn.rates)[1],
+            "probability": 1 / self.steps,
+            "compression": self.compression,
+            "key": turn.round_key,
+        }
+        if (met := state.met(directions)) is None:
+            u, correction, known = settle(directions, *before, state.known, **how)
+        else:
+            u, correction, met, known = land(directions, *before, met, state.known, **how)
+            shared = met.shared
         damping = turn.problem.lower_set.for_round(turn.round_key).heard(state.damping)
         momentum = state.momentum
         if (mover := self._mover(turn.problem.lower_set)) is not None:
             u, momentum = mover(turn.start.u, u, momentum)
-        return WarmState(u, correction, damping, known, state.health, momentum)
+            if shared is not None:
+                # The start may lie on another face.
+                u = cast_like(directions.alone(u), u)
+        kept = (u, correction, damping, known, state.health, momentum)
+        return WarmState(*kept, state.straying, shared)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if u_hat had been `change` further when it was sent."""

@@ -109,7 +109,9 @@ class ProxSkipAdjoint(AbstractAdjoint):
             )
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
-        return warm_start(y, self.damping, health) if self.warm else health
+        if not self.warm:
+            return health
+        return warm_start(problem.lower_set, y, self.damping, health)
 
     def health(self, state: PyTree) -> Health | None:
         return state.health if self.warm else state
@@ -119,18 +121,19 @@ class ProxSkipAdjoint(AbstractAdjoint):
         return self.own_health(mask)
 
     def solve(self, turn: Turn, upper_batch: Any, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        start = state if self.warm else warm_start(turn.y, self.damping)
-        start = followed(turn.problem.lower_set, start) if self.warm else start
+        lower_set = turn.problem.lower_set
+        start = state if self.warm else warm_start(lower_set, turn.y, self.damping)
+        start = followed(lower_set, start) if self.warm else start
         parts, memory = quadratic_parts(turn, self.steps)
-
-        lower_set, lr = turn.problem.lower_set, turn.lr(self.lr)
+        lr = turn.lr(self.lr)
 
         def dot(a: PyTree, b: PyTree) -> Array:
             return inner(a, b, per_client=lower_set.per_client)
 
         def gradient(u: PyTree, key: PRNGKeyArray, carried: Any) -> tuple[PyTree, Any]:
             slope, product, memory = parts(u, key, carried[0])
-            pull = pull_of(dot(u, product), dot(u, u), lr * self.steps)
+            size = dot(u, u)
+            pull = pull_of(dot(u, product), size, lr * self.steps).astype(size.dtype)
             return damped(u, slope, product, start.damping), (memory, pull)
 
         found = watched_proxskip(
@@ -143,11 +146,15 @@ class ProxSkipAdjoint(AbstractAdjoint):
             steps=self.steps,
             key=turn.key,
             memory=(memory, jnp.zeros_like(dot(start.u, start.u))),
+            met=start.met(lower_set),
         )
         memory, pull = found.memory
         kept: Any = self._seen(turn, found.products, pull)
         if self.warm:
-            kept = WarmState(found.point, found.correction, start.damping, health=kept)
+            shared = None if found.met is None else found.met.shared
+            kept = WarmState(
+                found.point, found.correction, start.damping, health=kept, shared=shared
+            )
         draws = 0 if turn.shares_draws else self.steps
         cost = turn.lower_cost(
             found.projections, lower_draws=self.steps, upper_draws=draws, memory=memory

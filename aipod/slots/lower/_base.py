@@ -67,6 +67,10 @@ class AbstractLower(eqx.Module):
         refuse_bounds(problem, self)
         return problem
 
+    def seen_from(self, faced: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        """The y at which the adjoint and the hypergradient are found; `faced` as above."""
+        return y
+
     @property
     def draws(self) -> int:
         """Batches of the lower level that one outer step draws; 0 where that is not known."""

@@ -1,6 +1,7 @@
 """One projection at the end of the outer step: the lower level of E3-AiPOD."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import axpy
+from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
@@ -16,7 +17,8 @@ from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
 from aipod.slots._momentum import Mover, check_mover, restarted_momentum
-from aipod.slots._proxskip import land, local_steps, settle
+from aipod.slots._proxskip import local_steps
+from aipod.slots._settling import land, settle, with_shared
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
 from aipod.stepsize import (
@@ -34,7 +36,8 @@ from aipod.stepsize import (
 class OneRoundState(eqx.Module):
     """What is kept besides y.
 
-    - `correction`: r.
+    - `correction`: r; where clients agree on a point within bounds, without what they share
+        (`facing.shared`).
     - `known`: with compression, what the server knows of each client.
     - `share`, `agreement`: with tempered steps, the share of the curvature's step in force, and how
         far the last local steps agreed.
@@ -132,6 +135,11 @@ class OneRound(AbstractLower):
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
 
+    def seen_from(self, faced: Bilevel, x: PyTree, y: PyTree) -> PyTree:
+        # y_hat is not projected yet. Where x moves the bounds, r lags behind their multipliers, and
+        # y_hat is far beyond active bounds: f there would say nothing about f on them.
+        return cast_like(faced.lower_set.pin(y, x), y)
+
     def _mover(self, lower_set: AbstractSet) -> Mover | None:
         default = restarted_momentum()
         return Mover.of("lower_optimizer", self.optimizer, lower_set, default)
@@ -140,10 +148,11 @@ class OneRound(AbstractLower):
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
+        shared = None if state.facing is None else state.facing.shared
         middle, end, memory = local_steps(
             lower_oracle(turn, self.steps),
             turn.y,
-            state.correction,
+            with_shared(state.correction, shared),
             lr=self._lr(state, turn.rates),
             steps=self.steps,
             key=turn.key,
@@ -158,26 +167,24 @@ class OneRound(AbstractLower):
     def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
         lr, lower_set, facing = self._lr(state, turn.rates), turn.lower_set, state.facing
         share = tempered(state.share, state.agreement) if self._tempered else None
-        if lower_set.affine:
-            y, correction, known = settle(
-                lower_set,
-                turn.y,
-                state.correction,
-                state.known,
-                lr=lr,
-                probability=1 / self.steps,
-                compression=self.compression,
-                key=turn.round_key,
-            )
+        how: dict[str, Any] = {
+            "lr": lr,
+            "probability": 1 / self.steps,
+            "compression": self.compression,
+            "key": turn.round_key,
+        }
+        before = (turn.y, state.correction)
+        if facing is None:
+            y, correction, known = settle(lower_set, *before, state.known, **how)
         else:
-            zero, known = optax.tree.zeros_like(turn.y), state.known
-            y, correction, met = land(
-                lower_set, turn.y, state.correction, zero, lr=lr, probability=1 / self.steps
-            )
+            y, correction, met, known = land(lower_set, *before, facing.met(), state.known, **how)
             facing = facing.after(turn, y, met, 1, lr=lr, steps=jnp.asarray(self.steps))
         momentum = state.momentum
         if (mover := self._mover(lower_set)) is not None:
             y, momentum = mover(turn.start, y, momentum)
+            if lower_set.agreement is not None:
+                # Momentum leads out of a set within which clients agree.
+                y = cast_like(lower_set.alone(y), y)
         return y, OneRoundState(correction, known, share, state.agreement, facing, momentum)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:

@@ -15,6 +15,7 @@ from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import nothing_faced, on_face
 from aipod.slots._proxskip import step_keys
+from aipod.slots._settling import Met
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
 from aipod.stepsize import Curvature, StepSize, check_lr, check_steps
@@ -53,7 +54,11 @@ class ProjectedSGD(AbstractLower):
         return True
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        return nothing_faced(problem.lower_set, x, y)
+        return nothing_faced(problem.lower_set, x, y, corrected=False)
+
+    def own(self, state: PyTree) -> PyTree:
+        # y is projected in every step, so all clients meet the same bounds.
+        return jax.tree.map(lambda _: False, state)
 
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state)
@@ -62,10 +67,13 @@ class ProjectedSGD(AbstractLower):
         lr, lower_set = turn.lr(self.lr), turn.lower_set
         gradient = lower_oracle(turn, self.steps)
 
-        def bounded(carry: tuple[PyTree, ...], key: PRNGKeyArray) -> tuple[Any, None]:
+        def bounded(
+            carry: tuple[PyTree, ...], keys: tuple[PRNGKeyArray, PRNGKeyArray]
+        ) -> tuple[Any, None]:
             point, total, memory = carry
-            slope, memory = gradient(point, key, memory)
-            landed, met = lower_set.land(axpy(point, -lr, slope))
+            draw_key, round_key = keys
+            slope, memory = gradient(point, draw_key, memory)
+            landed, met = lower_set.for_round(round_key).land(axpy(point, -lr, slope))
             return (cast_like(landed, point), axpy(total, 1 / lr, met), memory), None
 
         def body(
@@ -83,8 +91,8 @@ class ProjectedSGD(AbstractLower):
             (y, memory), _ = jax.lax.scan(body, (turn.y, turn.memory), keys)
             cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
             return y, state, cost
-        start = (turn.y, optax.tree.zeros_like(turn.y), turn.memory)
-        (y, met, memory), _ = jax.lax.scan(bounded, start, keys[0])
+        start = (turn.y, optax.tree.zeros_like(state.multipliers), turn.memory)
+        (y, met, memory), _ = jax.lax.scan(bounded, start, keys)
         steps = jnp.asarray(self.steps)
         cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
-        return y, state.after(turn, y, met, self.steps, lr=lr, steps=steps), cost
+        return y, state.after(turn, y, Met(met), self.steps, lr=lr, steps=steps), cost

@@ -3,6 +3,7 @@
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
@@ -20,7 +21,11 @@ from aipod.stepsize import Curvature, StepSize, check_lr, check_probability, che
 
 
 class ProxSkipState(eqx.Module):
-    """The correction r; on a set with bounds also which of them are active."""
+    """The correction r; on a set with bounds also which of them are active.
+
+    Where clients agree on a point within bounds, a client's correction is r and what all clients
+    share (`facing.shared`).
+    """
 
     correction: PyTree
     facing: Facing | None = None
@@ -88,6 +93,12 @@ class ProxSkip(AbstractLower):
     def common(self, problem: Bilevel) -> bool:
         return problem.lower_set.cohorts
 
+    def own(self, state: PyTree) -> PyTree:
+        mask = jax.tree.map(lambda _: False, state)
+        return eqx.tree_at(
+            lambda s: s.correction, mask, jax.tree.map(lambda _: True, state.correction)
+        )
+
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, facing = turn.lr(self.lr), state.facing
         found = watched_proxskip(
@@ -103,6 +114,7 @@ class ProxSkip(AbstractLower):
             last=turn.problem.lower_set.cohorts,
             watched=False,
             memory=turn.memory,
+            met=None if facing is None else facing.met(),
         )
         if found.met is not None:
             y, made = found.point, found.projections

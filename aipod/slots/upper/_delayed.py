@@ -153,7 +153,7 @@ class Delayed(AbstractUpper):
             # Beyond the landing point x may be out of the set. A second projection brings it back,
             # and keeps the fixed points.
             further = axpy(x, self.delta, optax.tree.sub(landed, x))
-            new = cast_like(upper_set.project(further), x)
+            new = cast_like(upper_set.alone(further), x)
             return (
                 new,
                 UpperState(None, seen),

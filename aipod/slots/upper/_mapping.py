@@ -31,10 +31,12 @@ def mapped(
     """
     if length is None:
         return cast_like(upper_set.tangent(direction), x), None
+    # Clients must find the same eta, so the mean of their directions comes first.
+    direction = upper_set.averaged(direction)
     way, size = optax.tree.norm(direction), optax.tree.norm(x)
     first = _SHARE * jnp.where(size > 0, size, 1.0) / jnp.where(way > 0, way, 1.0)
     eta = jnp.where(length > 0, length, first).astype(length.dtype)
-    landed = cast_like(upper_set.project(axpy(x, -eta, direction)), x)
+    landed = cast_like(upper_set.alone(axpy(x, -eta, direction)), x)
     return cast_like(optax.tree.scale(1 / eta, optax.tree.sub(x, landed)), x), eta
 
 
