@@ -171,7 +171,9 @@ def test_noise_of_batches_is_that_of_their_mean():
 
 def test_e3_with_growing_batches_is_one_curve_of_several_problems():
     """T = K^(1/3) draws are averaged, and alpha = sqrt(T / K); local steps have its length."""
-    offered = rate_settings.methods({"upper": 1.0, "ratio": 4.0}, 1.0, exact=True)
+    offered = rate_settings.methods(
+        {"upper": 1.0, "ratio": 4.0}, 1.0, exact=True, storm=(1.0, 1.0, 1.0)
+    )
     method = next(one for one in offered if one.name == "e3-growing")
     solver = method.make(1000)
     assert (method.batches(1000), solver.lower.steps) == (10, 10)

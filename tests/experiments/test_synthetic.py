@@ -145,7 +145,7 @@ def test_an_experiment_is_complete(experiment):
 
 
 # What a solver of the command accepts where it does not accept everything.
-FREE = ("alset", "bsa", "stocbio", "soba", "simfbo", "fedmbo", "fed-f2sa")
+FREE = ("alset", "bsa", "stocbio", "soba", "simfbo", "fedmbo", "fed-f2sa", "fedbioacc")
 ACCEPTED = {name: {"constraints": "none"} for name in FREE} | {
     "ttsa": {"constraints": "upper"},
     "ig-al": {"constraints": "lower", "noise": 0},

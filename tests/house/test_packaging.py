@@ -45,7 +45,8 @@ def modules():
                 found |= {name.name.partition(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add((node.module or "").partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"aipod"}
+    # Type checkers bring typing_extensions themselves; nothing else imports it.
+    return found - set(sys.stdlib_module_names) - {"aipod", "typing_extensions"}
 
 
 def distribution(module):
