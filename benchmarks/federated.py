@@ -114,6 +114,12 @@ def _fall(accuracy: np.ndarray, since: int) -> float:
     return float(np.max((np.maximum.accumulate(accuracy) - accuracy)[since:]))
 
 
+def stored(path: Path) -> list[dict[str, Any]]:
+    """The runs in a file of results; none in one of another benchmark."""
+    found = json.loads(path.read_text()).get("runs", [])
+    return [one for one in found if "variant" in one]
+
+
 def show(runs: list[dict[str, Any]], levels: list[float]) -> None:
     """Prints a table: medians over seeds of rounds and of megabytes sent by one client."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -176,7 +182,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.show:
         show(
-            [one for path in arguments.show for one in json.loads(path.read_text())["runs"]],
+            [one for path in arguments.show for one in stored(path)],
             arguments.levels,
         )
         return
