@@ -231,6 +231,8 @@ def check(chosen: argparse.Namespace) -> None:
                 for seed in range(chosen.seeds):
                     found = looked(name, made, steps=chosen.steps or exhibit.steps, seed=seed)
                     print(json.dumps({"solver": solver} | found), flush=True)
+            # Every run builds its problem anew; a system allows a process only so many programs.
+            jax.clear_caches()
 
 
 def names_of(text: str, known: Any, what: str) -> list[str]:
