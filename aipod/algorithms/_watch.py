@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import inner
 from aipod.algorithms._sums import Sums
-from aipod.problem import Bilevel, is_random
+from aipod.problem import Bilevel, is_noisy
 from aipod.sets import AbstractSet
 from aipod.slots.adjoint import Health
 from aipod.slots.upper import Seen
@@ -154,7 +154,7 @@ def at_block_end(
 
     last = jax.tree.map(jnp.subtract, y, watch.block_y)
     earlier = jax.tree.map(jnp.subtract, watch.block_y, watch.window_y)
-    noisy = is_random(problem.upper_samples) or is_random(problem.lower_samples)
+    noisy = is_noisy(problem)
     drift, moves = dot(earlier, last), dot(last, last)
     if not noisy:
         # Without noise one hypergradient is enough, once y no longer jumps.

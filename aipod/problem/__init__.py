@@ -2,6 +2,7 @@
 
 from aipod.problem._averaging import averaged as averaged
 from aipod.problem._bilevel import Bilevel as Bilevel
+from aipod.problem._bilevel import is_noisy as is_noisy
 from aipod.problem._client_pieces import ClientBatch as ClientBatch
 from aipod.problem._client_samplers import ClientMinibatches as ClientMinibatches
 from aipod.problem._composite import AtX as AtX

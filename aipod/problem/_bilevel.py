@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import all_finite, is_numeric, same_structure
 from aipod.problem._composite import AtX, Objective, at_fixed_x, by_client, takes_common
-from aipod.problem._samplers import Constant, Sampler, expected
+from aipod.problem._samplers import Constant, Sampler, expected, is_random
 from aipod.sets import AbstractSet, Free
 
 
@@ -228,6 +228,11 @@ class Bilevel(eqx.Module):
         """
         held = Held(self.upper_at(x, upper_draws), self.lower_at(x, lower_draws))
         return dataclasses.replace(self, held=held)
+
+
+def is_noisy(problem: Bilevel) -> bool:
+    """Whether two draws of either level may differ."""
+    return is_random(problem.lower_samples) or is_random(problem.upper_samples)
 
 
 def _constant(samples: Sampler | None) -> Sampler | None:

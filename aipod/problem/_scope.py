@@ -2,8 +2,7 @@
 
 import equinox as eqx
 
-from aipod.problem._bilevel import Bilevel
-from aipod.problem._samplers import is_random
+from aipod.problem._bilevel import Bilevel, is_noisy
 
 
 class Scope(eqx.Module):
@@ -44,8 +43,7 @@ class Scope(eqx.Module):
                     f"but {level}_set is {type(constraint).__name__}: use aipod.AiPOD or "
                     f"aipod.E3AiPOD, or leave {level}_set out."
                 )
-        sampled = is_random(problem.upper_samples) or is_random(problem.lower_samples)
-        if sampled and not self.stochastic:
+        if is_noisy(problem) and not self.stochastic:
             raise ValueError(
                 f"{self.name} is deterministic, but the problem draws samples: give it "
                 "problem.expected(), or use aipod.AiPOD."

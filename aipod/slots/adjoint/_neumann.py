@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.keys import subkey
 from aipod._misc.tree import axpy, cast_like, inner, scaled
-from aipod.problem import Bilevel, draw, is_random
+from aipod.problem import Bilevel, draw, is_noisy
 from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
@@ -178,8 +178,8 @@ class Neumann(AbstractAdjoint):
 
         image = average(1, product(1, old))
         residual = optax.tree.sub(right, image)
+        noisy = is_noisy(problem)
         # Where an answer is still missing over a network, sizes are NaN, and z must become NaN too.
-        noisy = is_random(problem.lower_samples) or is_random(problem.upper_samples)
         stray, straying = state.straying.after(
             size(residual, residual), size(right, right), noisy=noisy
         )

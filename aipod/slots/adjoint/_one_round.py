@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.tree import axpy, cast_like, inner
-from aipod.problem import Bilevel, is_random
+from aipod.problem import Bilevel, is_noisy
 from aipod.sets import AbstractSet
 from aipod.slots._compression import check_compression
 from aipod.slots._cost import Cost
@@ -221,7 +221,7 @@ class OneRoundAdjoint(AbstractAdjoint):
         if self.damping is None and not turn.estimated:
             raised = _enough(raised, seen, lower_set, lr)
         # With noise a residual says more about the sample than about u.
-        exact = not (is_random(turn.problem.lower_samples) or is_random(turn.problem.upper_samples))
+        exact = not is_noisy(turn.problem)
         left, right = (size[-1] * exact for size in sizes)
         pull = pull_of(seen[0][-1], seen[1][-1], lr * self.steps)
         health = health_of(turn.y, lower_set, left, right, raised > state.damping, pull)

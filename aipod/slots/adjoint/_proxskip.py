@@ -132,8 +132,9 @@ class ProxSkipAdjoint(AbstractAdjoint):
 
         def gradient(u: PyTree, key: PRNGKeyArray, carried: Any) -> tuple[PyTree, Any]:
             slope, product, memory = parts(u, key, carried[0])
-            size = dot(u, u)
-            pull = pull_of(dot(u, product), size, lr * self.steps).astype(size.dtype)
+            pull = carried[1]
+            if self.warm:
+                pull = pull_of(dot(u, product), dot(u, u), lr * self.steps).astype(pull.dtype)
             return damped(u, slope, product, start.damping), (memory, pull)
 
         found = watched_proxskip(

@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import inner
-from aipod.problem import Bilevel, is_random
+from aipod.problem import Bilevel, is_noisy
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
@@ -78,7 +78,7 @@ class Restarted(AbstractAdjoint):
         stray, straying = state.straying.after(
             self._size(problem, moved),
             longest**2 * self._size(problem, slope),
-            noisy=is_random(problem.lower_samples) or is_random(problem.upper_samples),
+            noisy=is_noisy(problem),
         )
         new = dataclasses.replace(new, straying=straying)
         fresh = self.init(problem, turn.x, turn.y)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 # An old z is of use where its residual is at most so many times as long as the right-hand side.
-STRAY = 2.0
+_STRAY = 2.0
 # With noise: how much of the recent and of the usual sizes is kept in a step, and how many times
 # larger the squares of late must be than those usual.
 _RECENT, _USUAL, _GROWN = 0.9, 0.99, 4.0
@@ -42,15 +42,15 @@ class Straying(eqx.Module):
     def after(self, left: Array, right: Array, *, noisy: bool) -> tuple[Array, "Straying"]:
         """Whether to begin anew, from the squared sizes of residual and right-hand side."""
         if not noisy:
-            return left > STRAY**2 * right, self
+            return left > _STRAY**2 * right, self
 
         def mean(old: Array, new: Array, kept: float) -> Array:
             return jnp.where(old > 0, kept * old + (1 - kept) * new, new).astype(old.dtype)
 
         recent = mean(self.recent, left, _RECENT)
         usual, whole = mean(self.usual, left, _USUAL), mean(self.right, right, _RECENT)
-        grown = (recent > STRAY**2 * whole) & (recent > _GROWN * usual)
-        grown |= (left > STRAY**2 * right) & (left > _JUMP * self.usual) & (self.usual > 0)
+        grown = (recent > _STRAY**2 * whole) & (recent > _GROWN * usual)
+        grown |= (left > _STRAY**2 * right) & (left > _JUMP * self.usual) & (self.usual > 0)
         # Written so that a NaN, a size that is still missing over a network, is not a reason.
         stray = grown | (recent > _MOST**2 * whole)
 
