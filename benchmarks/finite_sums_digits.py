@@ -13,6 +13,7 @@ over the seeds, and the time of so many steps of that method, waited for, on one
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -117,29 +118,47 @@ def curve(problem: Any, measure: Any, solver: Callable[[Any, Any], Any]) -> Call
     return run
 
 
-def microseconds(problem: Any, solver: Any, steps: int = 2000) -> tuple[float, float]:
-    """Of one step in a compiled loop, the best of seven, and the samples of a step."""
+def microseconds(
+    problem: Any, names: list[str], steps: int = 500
+) -> dict[str, tuple[float, float]]:
+    """Of one step of each method in a compiled loop, the best of many turns; and its samples."""
     key = jax.random.key(0)
 
-    @jax.jit
-    def block(state: Any) -> Any:
-        return jax.lax.fori_loop(0, steps, lambda _, s: solver.traced_step(problem, s, key), state)
+    def loop(solver: Any) -> Callable[[Any], Any]:
+        def block(state: Any) -> Any:
+            return jax.lax.fori_loop(
+                0, steps, lambda _, s: solver.traced_step(problem, s, key), state
+            )
 
-    state, best = jax.block_until_ready(block(solver.init(problem, *start()))), float("inf")
-    counts = state.counts
-    for _ in range(7):
-        begun = time.process_time()
-        jax.block_until_ready(block(state))
-        best = min(best, time.process_time() - begun)
-    return best / steps * 1e6, float(counts.upper_samples + counts.lower_samples) / steps
+        return jax.jit(block)
+
+    best, loops, found = {}, {}, {}
+    for name in names:
+        solver = METHODS[name](0.05, 1.0)
+        loops[name], best[name] = loop(solver), float("inf")
+        state = jax.block_until_ready(loops[name](solver.init(problem, *start())))
+        samples = float(state.counts.upper_samples + state.counts.lower_samples)
+        found[name] = state, samples / steps
+    for _ in range(60):
+        for name, block in loops.items():
+            begun = time.process_time()
+            jax.block_until_ready(block(found[name][0]))
+            best[name] = min(best[name], time.process_time() - begun)
+    return {name: (best[name] / steps * 1e6, found[name][1]) for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=list(METHODS), help="some of the names")
+    parser.add_argument("--time", action="store_true", help="measure the time of a step alone")
     given = parser.parse_args()
     problem, measure = made()
+    times = microseconds(problem, given.methods)
+    if given.time:
+        for name, (each, one) in times.items():
+            print(f"{name:30s} {each:5.1f} us, {one:5.0f} samples")
+        return
     for name in given.methods:
         pairs = [(b, a) for b in LOWER for a in UPPER]
         if name.endswith("given"):
@@ -150,7 +169,7 @@ def main() -> None:
         samples, values = (np.asarray(part) for part in run(*all_pairs.T, keys))
         values = np.where(np.isfinite(values), values, np.inf)
         cells = []
-        each, one = microseconds(problem, METHODS[name](0.05, 1.0))
+        each, one = times[name]
         for level in LEVELS:
             needed = first_below(samples, values, level).reshape(len(pairs), -1)
             found = np.median(needed, axis=1)
@@ -162,6 +181,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # One core, before JAX starts its threads.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     # Double precision, for the last digits.
     jax.config.update("jax_enable_x64", True)
     main()
