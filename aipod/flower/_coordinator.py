@@ -122,6 +122,9 @@ class Coordinator:
         self._save()
         troubles = self._roll.troubles()
         troubles |= {f"client {index}": reason for index, reason in self._exchanges.absent.items()}
+        for index, hello in self._roll.arrived.items():
+            if hello.exchange > self.progress.exchange:
+                troubles[f"client {index}"] = "it is ahead of this checkpoint, an older copy"
         why = "".join(f"; {who}: {reason}" for who, reason in troubles.items())
         return NotEnoughClientsError(
             f"only {found} of at least {self._roll.needed} clients in {self.terms.wait:g} s; "

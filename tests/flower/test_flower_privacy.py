@@ -19,6 +19,7 @@ from aipod.flower._account import FOLDER, BudgetError
 from aipod.flower._accounting import delta_of, epsilon_of
 from aipod.flower._client import Session
 from aipod.flower._gate import failure
+from aipod.flower._kept import Shelf
 from aipod.flower._local import initial_state
 from aipod.flower._parcel import Parcel
 from aipod.flower._parts import shared_leaves
@@ -172,7 +173,7 @@ def test_a_crash_before_the_message_is_kept_counts_and_the_noise_is_fresh(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_save", crash)
+        patch.setattr(Shelf, "save", crash)
         with pytest.raises(KeyboardInterrupt):
             session.handle(first(clients[0]))
     assert releases(tmp_path) == 1
