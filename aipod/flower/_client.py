@@ -158,6 +158,11 @@ class Session:
         if words["phase"] == "shares":
             arrived = {int(index) for index in str(words["arrived"]).split(",")}
             return self.gate.sealed(sums.shares(number, arrived))
+        closed, enough = sums.closed(number, request.arrays)
+        said = {f"closed:{other}": np.ones((), bool) for other in closed}
+        if not enough:
+            # No vector leaves, and no privacy is spent.
+            return self.gate.sealed(said)
         kept = shelf.load(self._start)
         if kept is None:
             raise LostStateError("this client has no state of this run, and was sent none.")
@@ -168,7 +173,7 @@ class Session:
         shelf.save(dataclasses.replace(kept, answers=answers, release=release))
         vectors = self.gate.vectors(draft, release)
         masked = sums.masked(number, request.arrays, vectors)
-        return self.gate.sealed({f"masked:{name}": part for name, part in masked.items()})
+        return self.gate.sealed({f"masked:{name}": part for name, part in masked.items()} | said)
 
     def _go_on(
         self, shelf: Shelf, words: Mapping[str, Word], key: PRNGKeyArray, kept: Kept

@@ -112,6 +112,10 @@ class Exchanges:
             self.drop(index, reason)
         return {index: replies[index] for index, kind in kinds.items() if kind == common}
 
+    def say(self, line: str) -> None:
+        """One line for the log."""
+        self._log(line)
+
     def drop(self, index: int, reason: str) -> None:
         """The client is absent from now on."""
         self._log(f"client {index} is absent: {reason}")

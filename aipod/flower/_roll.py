@@ -207,6 +207,10 @@ class Roll:
         self.arrived.pop(hello.index)
         self._progress.weights.setdefault(hello.index, hello.weight)
 
+    def bar(self, index: int, reason: str) -> None:
+        """The node of a client that takes part is refused from now on."""
+        self._refuse(self.members[index], reason)
+
     def leave(self, index: int) -> None:
         self.members.pop(index, None)
         self.arrived.pop(index, None)
