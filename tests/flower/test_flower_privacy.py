@@ -55,7 +55,7 @@ def clients():
 
 def start(client, solver=E3, **values):
     """The shared part of a state, by default where a run starts."""
-    state = initial_state(solver, client.x, client.y)
+    state = initial_state(solver, client.x, client.y, client.within)
     state = dataclasses.replace(
         state, **{k: jnp.full_like(getattr(state, k), v) for k, v in values.items()}
     )
@@ -234,10 +234,16 @@ def hidden(session, request):
     return reply.words, rest | {"names": names}, reply
 
 
-def test_nothing_but_noise_depends_on_the_data(clients, tmp_path):
+@pytest.mark.parametrize("bounds", [False, True])
+def test_nothing_but_noise_depends_on_the_data(clients, tmp_path, bounds):
     """Requests with any flags, any steps, any answers and any states: the replies of clients with
     different data, also of one that diverges, are the same but for the noisy vectors.
+
+    With bounds: also which of them are active, and what they push back.
     """
+    if bounds:
+        sets = {"upper_set": aipod.Box(0.1, 0.5), "lower_set": aipod.CappedSimplex(1.0, 0.5)}
+        clients = [dataclasses.replace(client, **sets) for client in clients]
     sessions = [
         Session(client, E3, tmp_path / str(place), PRIVACY) for place, client in enumerate(clients)
     ]
