@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+# Indices of clients are below this.
+_PLACES = 2**31
 # A prime above every secret, which has 31 bytes.
 PRIME = 2**255 - 19
 SECRET = 31
@@ -36,6 +38,9 @@ LARGEST = 2.0**16
 
 def split(secret: bytes, places: Sequence[int], needed: int) -> dict[int, bytes]:
     """Shares of a secret, one for each place; `needed` of them give it back, fewer tell nothing."""
+    if not all(0 <= place < _PLACES for place in places):
+        # The share at -1 is the secret itself.
+        raise ValueError(f"a client of a secure sum has an index that is none: {list(places)}.")
     numbers = [int.from_bytes(secret)] + [secrets.randbelow(PRIME) for _ in range(needed - 1)]
 
     def at(place: int) -> int:

@@ -128,6 +128,8 @@ class Sums:
             return {name: as_words(bytes.fromhex(text)) for name, text in kept["sent"].items()}
         if peers.get(self._index) != _masks.public_of(self._key):
             raise ValueError("the server names another key as this client's: it is refused.")
+        if len(set(peers.values())) < len(peers):
+            raise ValueError("two clients of a secure sum have the same key: it is refused.")
         strange = [i for i in peers if self._trusted and self._trusted.get(i) != peers[i]]
         if strange:
             raise ValueError(

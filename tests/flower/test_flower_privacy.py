@@ -274,6 +274,9 @@ def test_nothing_but_noise_depends_on_the_data(clients, tmp_path, bounds):
                 "step": int(rng.choice([step, -1, step + 1])),
                 "last": int(rng.integers(1, 99)),
             }
+            if turn % 3 == 0 and not bounds:
+                words |= {"robust": bool(rng.random() < 0.5), "secure": bool(rng.random() < 0.5)}
+                words |= {"seed": int(rng.integers(9)), "every": int(rng.integers(1, 4))}
         arrays = dict(request.arrays)
         if odd and rng.random() < 0.3:
             arrays |= start(clients[0], y=rng.normal(), step=max(step, 1))
