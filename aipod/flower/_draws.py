@@ -1,7 +1,8 @@
-"""What a client draws from its data, and how many draws it has made.
+"""What a client draws from its data, and what it keeps of its draws.
 
-By epochs, which examples come next follows from how many draws a client has made. It counts them in
-its own state, which is on its disk. The server neither knows nor needs that number.
+By epochs, which examples come next follows from how many draws a client has made; an estimator,
+such as `SAGA`, keeps derivatives of examples. Both stand in the client's own state, which is on its
+disk. The server neither knows nor needs them.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from aipod.problem._client_pieces import (
     pieces_of_clients,
     sizes_of_clients,
 )
+from aipod.slots._oracles import Memory
 
 # How many outer steps a `Trail` goes back.
 _LONGEST = 64
@@ -92,12 +94,12 @@ class OwnRow(AbstractSampler):
 
 
 def with_first_draws(solver: Alternating, problem: Bilevel, state: State) -> State:
-    """A client's first state, with what it keeps of its draws where those have an order."""
+    """A client's first state, with what it keeps of its draws: in epochs, or for an estimator."""
     return dataclasses.replace(state, estimates=first_estimates(solver, problem, state.x, state.y))
 
 
 def own_draws(mask: State) -> State:
-    """The mask of a client's own leaves, with the numbers of its draws among them."""
+    """The mask of a client's own leaves, with what it keeps of its draws among them."""
     return dataclasses.replace(mask, estimates=jax.tree.map(lambda _: True, mask.estimates))
 
 
@@ -128,7 +130,7 @@ class Trail:
 
     def note(self, state: State) -> None:
         """A step begins from this state."""
-        leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(state.estimates)]
+        leaves = [np.ravel(leaf) for leaf in _numbers(state.estimates)]
         if leaves:
             self._rows[int(state.step)] = np.concatenate(leaves)
             for step in sorted(self._rows)[:-_LONGEST]:
@@ -142,10 +144,16 @@ class Trail:
         row = self._rows.get(int(state.step))
         if row is None:
             return state
-        leaves, structure = jax.tree.flatten(state.estimates)
+        leaves = _numbers(state.estimates)
         parts = np.split(row, np.cumsum([leaf.size for leaf in leaves])[:-1])
         new = [
             jnp.asarray(part.reshape(leaf.shape), leaf.dtype)
             for part, leaf in zip(parts, leaves, strict=True)
         ]
-        return dataclasses.replace(state, estimates=jax.tree.unflatten(structure, new))
+        return eqx.tree_at(lambda s: _numbers(s.estimates), state, new)
+
+
+def _numbers(estimates: PyTree) -> list[Array]:
+    """How many draws there were; derivatives that an estimator keeps are as good as before."""
+    memories = jax.tree.leaves(estimates, is_leaf=lambda node: isinstance(node, Memory))
+    return [one for memory in memories for one in (memory.count, memory.clock, memory.extra)]

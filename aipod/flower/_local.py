@@ -160,12 +160,11 @@ def _unsummed(objective: Any) -> Objective:
 def initial_state(
     solver: Alternating, x0: PyTree, y0: PyTree, within: Within = (None, None)
 ) -> State:
-    """A client's state before the first step; the server can compute it without any data."""
-    if solver.estimator is not None:
-        raise ValueError(
-            "an estimator keeps tables of a client's data, which a server cannot prepare: leave "
-            "estimator out of the solver's arguments, or run the federation with aipod.solve."
-        )
+    """A client's state before the first step, without what it keeps of its own data.
+
+    The server can compute it without any data.
+    """
+    solver = dataclasses.replace(solver, estimator=None)
     return solver.init(empty_problem(within), *(federated.replicate(tree, 1) for tree in (x0, y0)))
 
 

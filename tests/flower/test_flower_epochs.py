@@ -52,8 +52,8 @@ E2 = aipod.E2AiPOD(
 
 @pytest.fixture(scope="module")
 def ridge():
-    """Three clients with 7, 5 and 3 examples, which draw two at a time and by epochs."""
-    data = client_data(CLIENTS, lambda m: 7 - 2 * m)
+    """Three clients with 7, 5 and 5 examples, which draw two at a time and by epochs."""
+    data = client_data(CLIENTS, lambda m: 5 if m else 7)
     problem = federated.federate(
         ridge_upper, ridge_lower, data, data, batch_size=2, weights=WEIGHTS, epochs=True
     )
@@ -239,3 +239,21 @@ def test_draws_follow_the_step_that_the_server_asks_for(ridge, step, expected):
     trail = Trail.read(trail.columns())
     sent = dataclasses.replace(state, step=jnp.asarray(step, state.step.dtype))
     assert trail.followed(sent).estimates[0]["gradient"].count.tolist() == [expected]
+
+
+def test_an_estimator_keeps_its_tables_on_the_client(ridge, tmp_path):
+    """Also over the death of all processes; the server sees nothing of them."""
+    solver, messages = dataclasses.replace(E3, estimator=aipod.SAGA()), []
+
+    def before(node, message):
+        messages.append(node)
+        if len(messages) == 12:
+            raise Killed
+
+    with pytest.raises(Killed):
+        serve(ridge, solver, tmp_path, {"outer-steps": 5}, before=before, record=both)
+    resume = {"outer-steps": 5, "resume-from": str(tmp_path / "checkpoints")}
+    _, columns, _, error = serve(ridge, solver, tmp_path, resume, record=both, run=2)
+    assert error is None
+    expected = simulated(ridge, solver, 5)
+    np.testing.assert_allclose(columns["history:x"], expected.history["x"], atol=1e-12)

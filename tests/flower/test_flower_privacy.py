@@ -275,8 +275,11 @@ def test_nothing_but_noise_depends_on_the_data(clients, tmp_path, bounds):
                 "last": int(rng.integers(1, 99)),
             }
             if turn % 3 == 0 and not bounds:
-                words |= {"robust": bool(rng.random() < 0.5), "secure": bool(rng.random() < 0.5)}
-                words |= {"seed": int(rng.integers(9)), "every": int(rng.integers(1, 4))}
+                words |= {
+                    "secure": bool(rng.random() < 0.5),
+                    "seed": int(rng.integers(9)),
+                    "every": int(rng.integers(1, 4)),
+                }
         arrays = dict(request.arrays)
         if odd and rng.random() < 0.3:
             arrays |= start(clients[0], y=rng.normal(), step=max(step, 1))
