@@ -115,6 +115,11 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
     if not problem.fully_federated:
         raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
     samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
+    if not all(hasattr(source, "batch") for source in samples):
+        raise ValueError(
+            "client_of takes the data that federate has put on the device: leave on_host out of "
+            "federate(...)."
+        )
     consensus: Any = problem.lower_set.agreement or problem.lower_set
     clients = samples[0].clients
     if not 0 <= index < clients:
