@@ -6,8 +6,8 @@ says how much of that mean is due to who happened to be there:
     N = (mean ||d_m||^2 - ||mean d_m||^2) / (c - 1),   beside   ||mean d_m||^2.
 
 While clients' corrections are not known yet, or x outruns them, the d_m differ, and the mean of
-another cohort would lead elsewhere. The share of the curvature's step falls while N is above a
-fifth of ||mean d_m||^2 and grows otherwise, up to 1. It does not fall below a fifth: shorter steps
+another cohort would lead elsewhere. The share of the curvature's step falls while N is above 0.3
+times ||mean d_m||^2 and grows otherwise, up to 1. It does not fall below a fifth: shorter steps
 than that only made y late in what we measured. Clients that are alike have N = 0 and keep their
 steps. With all clients present nothing is left to chance, and nothing changes.
 """
@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import inner
 from aipod.sets import AbstractSet
 
-_BALANCE, _LEAST_SHARE = 0.2, 0.2
+_BALANCE, _LEAST_SHARE = 0.3, 0.2
 # log(share) moves by this times the distance to the balance, but by no more than half of it.
 _PACE = 0.4
 
