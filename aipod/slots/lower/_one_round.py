@@ -25,10 +25,10 @@ from aipod.stepsize import (
     Curvature,
     Rates,
     StepSize,
-    adapts,
     agreement,
     check_lr,
     check_steps,
+    is_tempered,
     tempered,
 )
 
@@ -109,7 +109,7 @@ class OneRound(AbstractLower):
 
     @property
     def _tempered(self) -> bool:
-        return adapts(self.lr) and getattr(self.lr, "tempered", False)
+        return is_tempered(self.lr)
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
