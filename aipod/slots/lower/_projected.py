@@ -106,6 +106,7 @@ class ProjectedSGD(AbstractLower):
             steps = jnp.asarray(self.steps)
             facing = facing.after(turn, y, Met(met), self.steps, lr=lr, steps=steps)
         if tempering is not None and is_random(turn.problem.lower_samples):
-            tempering = tempering.after(one_of(lower_set, turn.y), one_of(lower_set, y))
+            points = one_of(lower_set, turn.y), one_of(lower_set, y)
+            tempering = tempering.after(*points, paced=turn.moves is not None)
         cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
         return y, ProjectedState(facing, tempering), cost

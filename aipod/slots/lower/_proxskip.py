@@ -133,10 +133,10 @@ class ProxSkip(AbstractLower):
             steps = jnp.maximum(self.steps, 1 / self.prob)
             facing = facing.after(turn, y, found.met, made, lr=lr, steps=steps)
         if tempering is not None and is_random(turn.problem.lower_samples):
+            # Where the set is the whole space, every point is as good as projected.
+            points: Any = (tempering.last, found.landed, found.projections > 0)
             if tempering.last is None:
-                tempering = tempering.after(turn.y, found.point)
-            else:
-                projected = found.projections > 0
-                tempering = tempering.after(tempering.last, found.landed, projected)
+                points = (turn.y, found.point)
+            tempering = tempering.after(*points, paced=turn.moves is not None)
         cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
         return found.point, ProxSkipState(found.correction, facing, tempering), cost
