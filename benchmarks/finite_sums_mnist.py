@@ -7,6 +7,7 @@ each training image, started at x = -2 and y = 0; the validation error after 2 m
 """
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,25 +57,33 @@ def problem_of(directory: str, seed: int) -> tuple[aipod.Bilevel, Any]:
     return problem, lambda y: jnp.mean(jnp.argmax(checked[0] @ y, axis=1) != checked[1])
 
 
+# A method, and how many batches a step of it has.
+METHODS: dict[str, tuple[Callable[..., Any], int]] = {
+    "SABA": (aipod.SABA, 4),
+    "SOBA": (lambda **rates: aipod.SOBA(**rates, shared=True), 4),
+    "VR-AiPOD": (aipod.VRAiPOD, 5),
+    "VR-AiPOD, 1 1 1": (lambda **rates: aipod.VRAiPOD(**rates, lower_steps=1), 4),
+    "VR-AiPOD, 2 1 2": (lambda **rates: aipod.VRAiPOD(**rates, upper_steps=2), 6),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", help="with the four files of MNIST")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), help="some of the names")
     given = parser.parse_args()
     problem, error = problem_of(given.directory, given.seed)
     x0, y0 = jnp.full(TRAIN, -2.0), jnp.zeros((784, 10))
-    for name, make, batches in (
-        ("SABA", aipod.SABA, 4),
-        ("SOBA", lambda **rates: aipod.SOBA(**rates, shared=True), 4),
-        ("VR-AiPOD", lambda **rates: aipod.VRAiPOD(**rates, upper_steps=2), 6),
-    ):
+    for name in given.methods:
+        make, batches = METHODS[name]
         for lower_lr, upper_lr in ((0.1, 100.0), (0.03, 100.0), (0.03, 300.0), (0.01, 1000.0)):
             solver = make(upper_lr=upper_lr, lower_lr=lower_lr, adjoint_lr=lower_lr)
             steps = BUDGET // (batches * BATCH)
             end = aipod.solve(
                 problem, solver, x0, y0, steps=steps, key=jax.random.key(1), throw=False
             )
-            shown = f"{name:10s} {lower_lr:5g} {upper_lr:6g}"
+            shown = f"{name:15s} {lower_lr:5g} {upper_lr:6g}"
             print(f"{shown} {float(error(end.y)):.4f} {end.result.name}", flush=True)
 
 

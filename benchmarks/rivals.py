@@ -11,7 +11,8 @@ and the adjoint and one of `UPPER` for x, 15 pairs. "ours": E3-AiPOD's curvature
 its optimiser of x, with the method's usual number of local steps and with 20. Each of these is run
 on the first seed for `--tune` rounds; the one that reaches 90 % in the fewest rounds, or else has
 the best accuracy, is then run with all seeds for `--rounds` rounds. E3-AiPOD has its defaults and
-no grid. The file holds the runs of the grid as well.
+no grid. The file holds the runs of the grid as well. `--ways` takes one of the two ways alone;
+`--chosen` runs variants that an earlier grid has chosen.
 """
 
 import argparse
@@ -40,8 +41,8 @@ METHODS: dict[str, tuple[int, str | None]] = {
 }
 
 
-def candidates(method: str) -> list[list[str]]:
-    """The variants of "own" and of "ours"; for E3-AiPOD its defaults alone."""
+def candidates(method: str, ways: list[str]) -> list[list[str]]:
+    """The variants of "own", of "ours" or of both; for E3-AiPOD its defaults alone."""
     if method == "e3-aipod":
         return [[method]]
     own = [
@@ -51,7 +52,7 @@ def candidates(method: str) -> list[list[str]]:
     ]
     local = METHODS[method][1]
     ours = [f"{method}:{OURS}", *([] if local is None else [f"{method}:{OURS}:{local}=20"])]
-    return [own, ours]
+    return [{"own": own, "ours": ours}[way] for way in ways]
 
 
 def rank(one: dict[str, Any]) -> tuple[float, float]:
@@ -65,6 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="hyper-representation", choices=list(federated.TABLES))
     parser.add_argument("--methods", default="simfbo,fed-f2sa", help=", ".join(METHODS))
+    parser.add_argument("--ways", nargs="+", default=["own", "ours"], choices=["own", "ours"])
+    parser.add_argument("--chosen", nargs="+", help="variants to run as they are, without a grid")
     parser.add_argument("--tune", type=int, default=400, help="rounds of a run of the grid")
     parser.add_argument("--rounds", type=int, default=2000, help="rounds of the chosen runs")
     parser.add_argument("--seeds", type=int, default=5)
@@ -93,13 +96,16 @@ def main() -> None:
         )
         return one
 
-    for method in arguments.methods.split(","):
-        for group in candidates(method):
-            best = group[0]
-            if len(group) > 1:
-                best = min(group, key=lambda v: rank(made(v, arguments.tune, 0, "grid")))
-            for seed in range(arguments.seeds):
-                made(best, arguments.rounds, seed, "runs")
+    groups = [[variant] for variant in arguments.chosen or ()]
+    if not groups:
+        methods = arguments.methods.split(",")
+        groups = [group for method in methods for group in candidates(method, arguments.ways)]
+    for group in groups:
+        best = group[0]
+        if len(group) > 1:
+            best = min(group, key=lambda v: rank(made(v, arguments.tune, 0, "grid")))
+        for seed in range(arguments.seeds):
+            made(best, arguments.rounds, seed, "runs")
 
 
 if __name__ == "__main__":

@@ -219,8 +219,11 @@ def cases(arguments: argparse.Namespace, kind: str) -> list[Case]:
     if kind == "privacy":
         levels = [(e, where) for where in ("local", "distributed") for e in (8.0, 4.0, 2.0)]
         return [{"epsilon": e, "noise from": where} for e, where in [(None, "none"), *levels]]
-    attacks, shares = arguments.attacks.split(","), map(float, arguments.shares.split(","))
-    liars = [(0.0, "sign-flip")] + [(share, a) for share in shares if share for a in attacks]
+    attacks, shares = arguments.attacks.split(","), list(map(float, arguments.shares.split(",")))
+    liars = [(share, a) for share in shares if share for a in attacks]
+    if 0 in shares:
+        # The attack has no meaning then.
+        liars = [(0.0, attacks[0]), *liars]
     defences = ("none", "trimmed-mean", "geometric-median", "clipped-mean")
     return [{"attackers": s, "attack": a, "defence": d} for s, a in liars for d in defences]
 
@@ -267,12 +270,15 @@ def main() -> None:
     if arguments.what == "show":
         show(arguments.files)
         return
-    kind, seeds = arguments.what, range(arguments.seeds)
-    runs = [run(arguments, kind, case, seed) for case in cases(arguments, kind) for seed in seeds]
+    kind, runs = arguments.what, []
     device = jax.devices()[0].device_kind
-    if arguments.out:
-        text = json.dumps({"arguments": vars(arguments), "device": device, "runs": runs}, indent=1)
-        Path(arguments.out).write_text(text + "\n")
+    for case in cases(arguments, kind):
+        for seed in range(arguments.seeds):
+            runs.append(run(arguments, kind, case, seed))
+            if arguments.out:
+                # After each run: what a long study has found is not lost with it.
+                found = {"arguments": vars(arguments), "device": device, "runs": runs}
+                Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

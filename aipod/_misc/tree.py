@@ -1,5 +1,6 @@
 """Arithmetic on pytrees that Optax lacks; results keep the data types of the first operand."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -98,6 +99,30 @@ def inner(tree: PyTree, other: PyTree, *, per_client: bool = False) -> Array:
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     parts = [product(a, b) for a, b in leaves]
     return sum(parts[1:], parts[0]) if parts else jnp.zeros(())
+
+
+# Up to so many numbers, products are summed one after the other.
+_FEW = 1024
+
+
+def inners(pairs: Sequence[tuple[PyTree, PyTree]], *, per_client: bool = False) -> list[Array]:
+    """`inner` of several pairs of trees that are alike; of short ones all sums in one loop.
+
+    XLA makes three programs of every sum on a CPU, and each takes longer than to add up a few
+    numbers.
+    """
+    leaves = [leaf for pair in pairs for tree in pair for leaf in jax.tree.leaves(tree)]
+    one = len(leaves) == 2 * len(pairs) and len({jnp.shape(leaf) for leaf in leaves}) == 1
+    if per_client or not one or jnp.size(leaves[0]) > _FEW or jnp.iscomplexobj(leaves[0]):
+        return [inner(a, b, per_client=per_client) for a, b in pairs]
+    wide = jnp.promote_types(jnp.result_type(*leaves), jnp.float32)
+    flat = [jnp.ravel(jnp.asarray(leaf, wide)) for leaf in leaves]
+    products = tuple(a * b for a, b in zip(flat[::2], flat[1::2], strict=True))
+
+    def add(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(a + b for a, b in zip(left, right, strict=True))
+
+    return list(jax.lax.reduce(products, (jnp.zeros((), wide),) * len(products), add, (0,)))
 
 
 def _by_rows(a: Array, b: Array) -> Array:

@@ -201,9 +201,8 @@ class Alternating(eqx.Module):
         if self.batch > 1:
             problem = averaged(problem, self.batch)
         lower_key, adjoint_key, upper_key, xi_key, phi_key, curvature_key = keys_of(key, state.step)
-        x = state.x
-        samples = (xi_key, phi_key)
-        for_lower, for_adjoint, for_upper = estimation_of(self, state.estimates, key, samples)
+        x, samples = state.x, (xi_key, phi_key)
+        each = estimation_of(self, state.estimates, key, samples)
         problem = self._held(problem.inside(), x)
         curvature, estimate = state.curvature, None
         looked_at: Array | int = 0
@@ -222,21 +221,22 @@ class Alternating(eqx.Module):
         moves = None if state.moves is None else (*state.moves, state.y)
         damping = 0.0 if state.curvature is None else state.curvature.damping()
         rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
-        turn = Turn(problem, x, state.y, rates, lower_key).along(estimation=for_lower)
+        turn = Turn(problem, x, state.y, rates, lower_key).along(estimation=each.lower)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")
         y, lower, lower_cost = returned(self.lower, "run", found, names, (state.y, state.lower))
+        each = each.after(lower)
         # With bounds y moves on its active face, an affine set, until the projections at the end.
         faced = self.lower.faced(problem, lower)
         seen = self.lower.seen_from(faced, x, y)
-        turn = turn._replace(problem=faced, y=seen, key=adjoint_key).along(estimation=for_adjoint)
+        turn = turn._replace(problem=faced, y=seen, key=adjoint_key).along(estimation=each.adjoint)
         upper_batch = draw(problem.upper_samples, xi_key)
         found = self.adjoint.solve(turn, upper_batch, state.adjoint)
         names = ("z", "its state", "its cost")
         z, adjoint, adjoint_cost = returned(self.adjoint, "solve", found, names, (y, state.adjoint))
         nested, implicit, estimates = self.upper.needs_implicit, None, None
         turn = turn._replace(key=upper_key)
-        turn = turn.along(estimation=for_upper, told=self.adjoint.told(adjoint))
+        turn = turn.along(estimation=each.upper, told=self.adjoint.told(adjoint))
         if state.estimates is not None:
             turn, implicit, memory = estimated_hypergradient(turn, z, samples, nested=nested)
             turn = turn.with_memory(memory)
@@ -248,7 +248,7 @@ class Alternating(eqx.Module):
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
         if state.estimates is not None:
             costs = (lower_cost, adjoint_cost, upper_cost)
-            estimates = next_estimates(self, turn, (for_lower, for_adjoint, for_upper), costs)
+            estimates = next_estimates(self, turn, each, costs)
         # Projections left for the end of the step travel together with x: the same clients, and
         # one round, or one of their own when x is not averaged in this step.
         settled = self.lower.settle(turn._replace(problem=problem, y=y).along(start=state.y), lower)

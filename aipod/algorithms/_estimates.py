@@ -1,13 +1,15 @@
 """What estimators keep from one outer step to the next, and the hypergradient that they give."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import as_key, hash32
 from aipod.problem import Bilevel, grad_x_upper, implicit_term, in_order
-from aipod.slots._oracles import Estimation, Memories, Memory, first_memory, words_of
+from aipod.slots._oracles import UPPER, Estimation, Memories, Memory, first_memory, words_of
 from aipod.slots._turn import Turn
 from aipod.slots.estimators import Estimators, for_each
 
@@ -44,15 +46,61 @@ def first_estimates(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Esti
     )
 
 
+class Estimations(NamedTuple):
+    """How each slot estimates in an outer step; None for plain minibatches.
+
+    - `before`: what was kept of the outer step before.
+    """
+
+    lower: Estimation | None
+    adjoint: Estimation | None
+    upper: Estimation | None
+    before: Estimates | None
+
+    def after(self, found: PyTree) -> "Estimations":
+        """The same, with the next draws of the upper level made after `found` is known.
+
+        Where slots share draws, XLA would cut the batches of both levels before it uses any of
+        them, and they do not fit into the fastest memory of a CPU together. Clients are left alone:
+        they do not wait for each other.
+        """
+        upper = self.upper
+        if upper is None or upper.memory is None or upper.keys is None:
+            return self
+        known = [_never(leaf) for leaf in jax.tree.leaves(found) if _is_real(leaf)]
+        if not known or any(kept.count.ndim for kept in upper.memory.values()):
+            return self
+
+        def later(estimation: Any) -> Estimation:
+            tied = {
+                name: dataclasses.replace(kept, count=jnp.where(known[0], 0, kept.count))
+                for name, kept in estimation.memory.items()
+                if name in UPPER
+            }
+            return estimation._replace(memory=estimation.memory | tied)
+
+        return self._replace(adjoint=later(self.adjoint), upper=later(upper))
+
+
+def _is_real(leaf: Array) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size)
+
+
+def _never(leaf: Array) -> Array:
+    """False, which a program learns only when it knows the leaf: nothing exceeds infinity."""
+    return jnp.ravel(leaf)[0] > jnp.inf
+
+
 def estimation_of(
     solver: Any, estimates: Estimates | None, key: PRNGKeyArray, keys: Any
-) -> tuple[Estimation | None, Estimation | None, Estimation | None]:
+) -> Estimations:
     """How each slot estimates in an outer step.
 
     `keys`: of the samples of the upper and the lower level that x sees.
     """
+    before = estimates
     if estimates is None and not solver.shared:
-        return None, None, None
+        return Estimations(None, None, None, None)
     if estimates is not None and solver.shared:
         estimates = _counted_together(solver, estimates)
     each = for_each(solver.estimator)
@@ -73,7 +121,7 @@ def estimation_of(
         )
         for slot in range(3)
     )
-    return lower, adjoint, upper
+    return Estimations(lower, adjoint, upper, before)
 
 
 def _counted_together(solver: Any, estimates: Estimates) -> Estimates:
@@ -112,7 +160,7 @@ def kept_memory(slot: Any, estimation: Estimation | None, memory: Any) -> Any:
 
 
 def next_estimates(
-    solver: Any, turn: Turn, estimations: tuple[Any, Any, Any], costs: tuple[Any, Any, Any]
+    solver: Any, turn: Turn, estimations: Estimations, costs: tuple[Any, Any, Any]
 ) -> Estimates | None:
     """What is kept after an outer step, from what the slots' costs bring back."""
     lower, adjoint = (
@@ -123,9 +171,29 @@ def next_estimates(
     )
     upper: Any = turn.memory if costs[2].memory is None else costs[2].memory
     if solver.shared:
-        # The adjoint's next sample of the upper level is the next one of x.
-        slope = dataclasses.replace(adjoint["slope"], count=upper["direct"].count)
-        adjoint = adjoint | {"slope": slope}
+        return _counted_alone(estimations, (lower, adjoint, upper))
+    return lower, adjoint, upper
+
+
+def _counted_alone(estimations: Estimations, new: Estimates) -> Estimates:
+    """The same, with each counter going on from its own value.
+
+    Where it then grows by one in every step, XLA takes it out of the loop.
+    """
+    begun, before = cast(Any, estimations[:3]), cast(Estimates, estimations.before)
+    # The adjoint's next sample of the upper level is the next one of x.
+    drawn_by_x = new[2]["direct"].count - begun[2].memory["direct"].count
+
+    def alone(slot: int, name: str, memory: Memory) -> Memory:
+        first, start = before[slot][name], begun[slot].memory[name]
+        drawn = drawn_by_x if name == "slope" else memory.count - start.count
+        clock = first.clock + (memory.clock - start.clock)
+        return dataclasses.replace(memory, count=first.count + drawn, clock=clock)
+
+    lower, adjoint, upper = (
+        {name: alone(slot, name, memory) for name, memory in memories.items()}
+        for slot, memories in enumerate(new)
+    )
     return lower, adjoint, upper
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import axpy, inner
+from aipod._misc.tree import axpy, inners
 from aipod.algorithms._sums import OF_X, OF_Y, Sums
 from aipod.algorithms._watch import Outcome, Watch, at_block_end, block_ends, first_watch
 from aipod.problem import Bilevel
@@ -54,12 +54,22 @@ class PackedWatch(eqx.Module):
             watch = dataclasses.replace(watch, of_x=of_x)
         if outcome.health is not None:
             watch = dataclasses.replace(watch, of_y=_with_health(self, outcome.health))
-        block_ends_here, closes = block_ends(self.whole[0], self.whole[1], step)
 
-        def ended() -> PackedWatch:
-            return _packed(at_block_end(watch.unpacked(), problem, step, outcome, closes))
+        def ends(watch: PackedWatch) -> tuple[Array, Array]:
+            return block_ends(watch.whole[0], watch.whole[1], step)
 
-        return jax.lax.cond(block_ends_here, ended, lambda: watch)
+        def ended(watch: PackedWatch) -> PackedWatch:
+            end, closes = ends(watch)
+
+            def changed() -> PackedWatch:
+                return _packed(at_block_end(watch.unpacked(), problem, step, outcome, closes))
+
+            # Always so; it keeps XLA from making half of this in every step, before the loop.
+            return jax.lax.cond(end, changed, lambda: watch)
+
+        # A loop of at most one turn, since a block that has just begun does not end. For a
+        # condition alone XLA would copy all of the watch in every step.
+        return jax.lax.while_loop(lambda watch: ends(watch)[0], ended, watch)
 
     def unpacked(self) -> Watch:
         of_x = [self.of_x[..., i] for i in range(self.of_x.shape[-1])]
@@ -176,29 +186,23 @@ def _with_x(
 ) -> Array:
     """`of_x` with what the hypergradient adds, in units of the largest one."""
     per_client, old = problem.upper_set.per_client, watch.of_x
-
-    def dot(a: PyTree, b: PyTree) -> Array:
-        return inner(a, b, per_client=per_client)
-
     h, point = seen.gradient, outcome.x
     if seen.fresh is not None:
         # Between projections x is off its set: h belongs to the point of the projection before.
         ahead = jax.vmap(axpy) if per_client else axpy
         point = ahead(outcome.new_x, seen.rate, h)
     moved: Any = jax.tree.map(jnp.subtract, point, watch.window_x)
-    size, rate = dot(h, h), seen.rate
+    pairs = (h, h), (moved, h), (moved, moved), (before.gradient, h)
+    size, along, distance, turned = inners(pairs, per_client=per_client)
+    rate = seen.rate
     one = jnp.ones_like(rate)
-    base = jnp.stack(
-        [
-            *(size, dot(moved, h), dot(moved, moved), before.rate * dot(before.gradient, h)),
-            *(old[..., _PATH], rate, one, jnp.zeros_like(rate)),
-        ],
-        axis=-1,
-    ).astype(old.dtype)
-    was = old[..., _UNIT]
-    unit = jnp.maximum(was, jnp.sqrt(size).astype(old.dtype))
-    divisor = jnp.where(unit > 0, unit, 1.0)
-    ratio = jnp.where(unit > 0, was / divisor, 1.0)
+    was, root = old[..., _UNIT], jnp.sqrt(size).astype(old.dtype)
+    unit = jnp.maximum(was, root)
+    inverse = 1 / jnp.where(unit > 0, unit, 1.0)
+    # Exactly 1 in most steps, so that sums stay as they are.
+    ratio = jnp.where(root > was, was * inverse, 1.0)
+    terms = (size, along, distance, before.rate * turned, old[..., _PATH], rate, one)
+    base = jnp.stack([*terms, jnp.zeros_like(rate)], axis=-1).astype(old.dtype)
 
     def powers(value: Array) -> Array:
         value = value[..., None]
@@ -207,7 +211,7 @@ def _with_x(
     places = np.arange(len(_ALL), dtype=np.int32)
     # The size is that of the last step; the others are sums.
     kept = jnp.where(places == _SIZE, 0.0, powers(ratio))
-    new = old * kept + base[..., _LEFT] * base[..., _RIGHT] * powers(1 / divisor)
+    new = old * kept + base[..., _LEFT] * base[..., _RIGHT] * powers(inverse)
     new = jnp.where(places == _UNIT, unit[..., None], new)
     return new if seen.fresh is None else jnp.where(seen.fresh, new, old)
 

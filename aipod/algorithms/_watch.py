@@ -131,16 +131,17 @@ def first_watch(problem: Bilevel, x: PyTree, y: PyTree, seen: Seen | None) -> Wa
     )
 
 
-def window_length(began: Array) -> Array:
-    """The steps of a window that began at this one."""
-    return jnp.maximum(_SHORTEST, began // 10)
-
-
 def block_ends(watch_began: Array, block_began: Array, step: Array) -> tuple[Array, Array]:
-    """Whether the running block, and the window, end with outer step `step`, counted from 0."""
-    length = window_length(watch_began)
-    closes = step + 1 - watch_began >= length
-    return closes | (step + 1 - block_began >= length // _BLOCKS), closes
+    """Whether the running block, and the window, end with outer step `step`, counted from 0.
+
+    A window that began at step b has max(8, b // 10) steps, and a block an eighth of them. Written
+    without divisions, each of which would be a program of its own in the compiled step.
+    """
+    # One less than the steps made.
+    since, since_block = step - watch_began, step - block_began
+    closes = (since >= _SHORTEST - 1) & (10 * (since + 2) > watch_began)
+    full = (since_block >= 0) & (10 * _BLOCKS * (since_block + 2) > watch_began)
+    return closes | full, closes
 
 
 def at_block_end(

@@ -1,6 +1,7 @@
 """`aipod check`."""
 
 import dataclasses
+import inspect
 import json
 from typing import Any
 
@@ -8,10 +9,10 @@ import jax
 
 from aipod.cli._show import out
 from aipod.diagnose import check as examine
-from aipod.experiments import SUMMARIES, load
+from aipod.experiments import SUMMARIES, load, taken
 from aipod.experiments.base import Task
 from aipod.experiments.config import refuse_unknown_options, resolve_options
-from aipod.experiments.own import attempt, found_in
+from aipod.experiments.own import attempt, found_in, refuse_taken
 from aipod.experiments.values import shown, suggestion, within
 from aipod.problem import Bilevel
 from aipod.runs._folder import finite
@@ -44,7 +45,8 @@ def _imported(target: str, options: dict[str, Any]) -> tuple[Bilevel, Any, Any]:
     """Imports `module:name` or `file.py:name`; returns the problem, x0 and y0."""
     module, found = found_in(target)
     if callable(found) and not isinstance(found, Bilevel | Task):
-        found = attempt(target, lambda: found(**_options(target, options)))
+        function, chosen = found, _options(target, found, options)
+        found = attempt(target, lambda: function(**chosen))
     elif options:
         raise ValueError(f"{target} is no function: it takes no options.")
     if isinstance(found, Task):
@@ -63,10 +65,21 @@ def _imported(target: str, options: dict[str, Any]) -> tuple[Bilevel, Any, Any]:
     )
 
 
-def _options(target: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a task of one's own; a function that takes none may be of any kind."""
+def _options(target: str, function: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a task of one's own; without options the function may be of any kind.
+
+    A name that `aipod run` refuses is refused here too, also where the option is not given.
+    """
     if not given:
+        refuse_taken(target, _parameters(function), taken())
         return {}
     experiment = load(target)
     refuse_unknown_options(experiment, given)
     return resolve_options(experiment, given)
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # what is written in C may not say what it takes
+        return []

@@ -122,11 +122,12 @@ def experiment_in(arguments: Sequence[str]) -> str | None:
     """Finds the experiment in a line that has not been parsed yet."""
     words = list(_words(arguments))
     # Elsewhere a colon belongs to a host and its port.
-    own = words[:1] in (["run"], ["compare"])
+    own = words[:1] in (["run"], ["compare"], ["check"])
     if own and any(":" in word or word in ("--resume", "--config") for word in words):
         from aipod.cli._before import settle
 
-        settle(words)
+        # `check` computes in double precision unless it is told not to.
+        settle(["--x64", *words] if words[:1] == ["check"] else words)
     pairs = list(itertools.pairwise(["", *words]))
     for before, word in pairs:
         option = before.startswith("--") and before[2:].replace("-", "_") in _WITH_VALUE

@@ -49,11 +49,17 @@ def load(name: str) -> "Experiment":
 
 
 def _own(target: str) -> "Experiment":
-    from aipod.experiments.config import RUN_NAMES
     from aipod.experiments.own import own
+
+    return own(target, taken())
+
+
+def taken() -> dict[str, None]:
+    """The names that options of a task of one's own may not have."""
+    from aipod.experiments.config import RUN_NAMES
     from aipod.experiments.solvers import ARGUMENTS
 
-    return own(target, dict.fromkeys((*RUN_NAMES, *ARGUMENTS, *_NAMES)))
+    return dict.fromkeys((*RUN_NAMES, *ARGUMENTS, *_NAMES))
 
 
 # Options of the command that describe no run.

@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +89,15 @@ def own(target: str, taken: Mapping[str, Any]) -> Experiment:
     )
 
 
+def refuse_taken(target: str, names: Iterable[str], taken: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where an option of a task has the name of one of the command."""
+    for name in names:
+        if name in taken:
+            raise ValueError(
+                f"{target}: rename the option {name}: the command has one of that name already."
+            )
+
+
 def as_task(target: str, made: Any) -> Task:
     """What the function returned, with the metrics and axes that reports need."""
     if isinstance(made, tuple) and len(made) == 4 and isinstance(made[0], Bilevel):
@@ -154,10 +163,7 @@ def _options(target: str, function: Callable[..., Any], taken: Mapping[str, Any]
             raise ValueError(f"{target}: write each option out instead of *{name}.")
         if default is parameter.empty:
             raise ValueError(f"{target}: give the option {name} a default, as in {name}: int = 10.")
-        if name in taken:
-            raise ValueError(
-                f"{target}: rename the option {name}: the command has one of that name already."
-            )
+        refuse_taken(target, [name], taken)
         hint, words = _hint(hints.get(name, type(default)))
         if not _plain(hint):
             raise ValueError(

@@ -5,7 +5,6 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,7 +14,9 @@ from jaxtyping import PRNGKeyArray
 from aipod._misc.digest import digest_text
 from aipod._misc.files import narrow_files, private_folder
 from aipod.algorithms import Alternating, State
-from aipod.flower._gate import AbstractGate, Draft, Gate, LostStateError, Release
+from aipod.flower._draws import with_first_draws
+from aipod.flower._gate import AbstractGate, Draft, Gate, LostStateError
+from aipod.flower._kept import Kept, Shelf
 from aipod.flower._local import Client, Worker, complete, initial_state, without_the_rest
 from aipod.flower._mailbox import KNOWN, TABLES, Table, Tables
 from aipod.flower._masks import as_bytes
@@ -25,7 +26,6 @@ from aipod.flower._privacy import Privacy
 from aipod.flower._private import PrivateGate
 from aipod.flower._sums import Sums, Wish, long_key
 from aipod.flower._within import Within
-from aipod.solving import Checkpoints
 
 
 def solver_digest(solver: Alternating, within: Within = (None, None)) -> str:
@@ -41,20 +41,6 @@ def solver_digest(solver: Alternating, within: Within = (None, None)) -> str:
 
 # Set when this client has made the last step of a run: a process that stays has done its work.
 run_ended = threading.Event()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """What a client keeps between two requests.
-
-    - `exchange`: the number of the exchange that it answered last.
-    - `release`: what left it last, with privacy.
-    """
-
-    state: State
-    answers: Tables
-    exchange: int
-    release: Release | None
 
 
 class Session:
@@ -75,9 +61,10 @@ class Session:
         self.client, self.solver, self.folder = client, solver, folder
         self._privacy, self._wish = privacy, wish or Wish()
         self.gate = self._gate(secure=self._wish.demanded)
-        self._start = initial_state(solver, client.x, client.y, client.within)
+        start = initial_state(solver, client.x, client.y, client.within)
         problem = client.problem()
-        problem.check(self._start.x, self._start.y)
+        problem.check(start.x, start.y)
+        self._start = with_first_draws(solver, problem, start)
         self._worker = Worker(solver, problem, self._start)
 
     def _digest(self) -> str:
@@ -105,22 +92,22 @@ class Session:
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
             raise ValueError(f"{run!r} is not the name of a run: use letters, digits, - and _.")
         place = private_folder(private_folder(self.folder / run) / f"client-{self.client.index}")
-        store = Checkpoints(place, {"run": run, "solver": self._digest()})
+        shelf = Shelf(place, {"run": run, "solver": self._digest()})
         sums = None
         if secure:
             key = long_key(self.folder, int(self.client.index))
             sums = Sums(place, run, int(self.client.index), key, self._wish)
         if "turn" not in request.words:
-            return self._hello(store, sums)
+            return self._hello(shelf, sums)
         try:
             if sums is not None and "phase" in request.words:
-                return self._sum(store, request, sums)
-            return self._exchange(store, request)
+                return self._sum(shelf, request, sums)
+            return self._exchange(shelf, request)
         finally:
             narrow_files(place)
 
-    def _hello(self, store: Checkpoints, sums: Sums | None) -> Parcel:
-        found = self._load(store)
+    def _hello(self, shelf: Shelf, sums: Sums | None) -> Parcel:
+        found = shelf.load(self._start)
         key: dict[str, Word] = {} if sums is None else {"key": sums.public.hex()}
         return self.gate.greeting(
             key
@@ -134,41 +121,15 @@ class Session:
             }
         )
 
-    def _load(self, store: Checkpoints) -> _Kept | None:
-        found = store.load(self._start)
-        if found is None:
-            return None
-        state, columns, extra = found
-        answers = {
-            name: Table(columns[f"{name} values"], columns[f"{name} words"]) for name in TABLES
-        }
-        release = None
-        if extra.get("release"):
-            sent = {n.removeprefix("sent "): v for n, v in columns.items() if n.startswith("sent ")}
-            step, digest, number = extra["release"]
-            release = Release(int(step), str(digest), sent, int(number))
-        return _Kept(state, answers, int(extra["exchange"]), release)
-
-    def _save(self, store: Checkpoints, kept: _Kept) -> None:
-        columns = {}
-        for name, table in kept.answers.items():
-            columns[f"{name} values"] = np.asarray(table.values)
-            columns[f"{name} words"] = np.asarray(table.words)
-        extra: dict[str, Any] = {"exchange": kept.exchange}
-        if kept.release is not None:
-            columns |= {f"sent {name}": value for name, value in kept.release.values.items()}
-            extra["release"] = [kept.release.step, kept.release.digest, kept.release.number]
-        store.save(kept.state, columns, extra)
-
-    def _exchange(self, store: Checkpoints, request: Parcel) -> Parcel:
+    def _exchange(self, shelf: Shelf, request: Parcel) -> Parcel:
         words = request.words
         self._worker.robust = bool(words.get("robust"))
         key = jax.random.key(int(words["seed"]))
-        found = self._load(store)
+        found = shelf.load(self._start)
         shared = request.group("shared")
         if found is None and not shared:
             raise LostStateError("this client has no state of this run, and was sent none.")
-        kept = found or _Kept(self._start, self._worker.no_answers(), -1, None)
+        kept = found or Kept(self._start, self._worker.no_answers())
         state, answers = kept.state, kept.answers
         if int(state.step) == int(words["step"]):
             answers = _merged(answers, request.group("answer"))
@@ -182,12 +143,13 @@ class Session:
                 state, answers = new, self._worker.no_answers()
         if shared:
             state, answers = with_shared(self.solver, state, shared), self._worker.no_answers()
+            state = kept.trail.followed(state)
         if words.get("reset"):
             state, answers = forget_own(self.solver, state), self._worker.no_answers()
-        kept = _Kept(state, answers, int(words["turn"]), kept.release)
-        return self._go_on(store, words, key, kept)
+        kept = Kept(state, answers, int(words["turn"]), kept.release, kept.trail)
+        return self._go_on(shelf, words, key, kept)
 
-    def _sum(self, store: Checkpoints, request: Parcel, sums: Sums) -> Parcel:
+    def _sum(self, shelf: Shelf, request: Parcel, sums: Sums) -> Parcel:
         """One of the three messages of a secure sum."""
         words, number = request.words, int(request.words["sums"])
         if words["phase"] == "seal":
@@ -196,20 +158,25 @@ class Session:
         if words["phase"] == "shares":
             arrived = {int(index) for index in str(words["arrived"]).split(",")}
             return self.gate.sealed(sums.shares(number, arrived))
-        kept = self._load(store)
+        closed, enough = sums.closed(number, request.arrays)
+        said = {f"closed:{other}": np.ones((), bool) for other in closed}
+        if not enough:
+            # No vector leaves, and no privacy is spent.
+            return self.gate.sealed(said)
+        kept = shelf.load(self._start)
         if kept is None:
             raise LostStateError("this client has no state of this run, and was sent none.")
         key = jax.random.key(int(words["seed"]))
         _, asked, used, answers = self._worker.attempt(kept.state, key, kept.answers)
         draft = Draft(kept.state, {}, False, asked, used, answers, number)
         release = self.gate.release(draft, kept.release)
-        self._save(store, dataclasses.replace(kept, answers=answers, release=release))
+        shelf.save(dataclasses.replace(kept, answers=answers, release=release))
         vectors = self.gate.vectors(draft, release)
         masked = sums.masked(number, request.arrays, vectors)
-        return self.gate.sealed({f"masked:{name}": part for name, part in masked.items()})
+        return self.gate.sealed({f"masked:{name}": part for name, part in masked.items()} | said)
 
     def _go_on(
-        self, store: Checkpoints, words: Mapping[str, Word], key: PRNGKeyArray, kept: _Kept
+        self, shelf: Shelf, words: Mapping[str, Word], key: PRNGKeyArray, kept: Kept
     ) -> Parcel:
         """Makes outer steps as far as the answers reach, and replies with the next questions."""
         state, answers, release = kept.state, kept.answers, kept.release
@@ -226,6 +193,7 @@ class Session:
             # The client has used these answers before, and its reply did not reach the server.
             report()
         while int(state.step) < last:
+            kept.trail.note(state)
             pausing = bool(words.get("pause")) and not any(t.words.any() for t in answers.values())
             if pausing:
                 break
@@ -239,7 +207,7 @@ class Session:
             run_ended.set()
         draft = Draft(state, models, pausing, asked, used, answers)
         release = self.gate.release(draft, release)
-        self._save(store, _Kept(state, answers, kept.exchange, release))
+        shelf.save(Kept(state, answers, kept.exchange, release, kept.trail))
         return self.gate.reply(draft, release)
 
 

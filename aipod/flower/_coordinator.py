@@ -69,7 +69,7 @@ class Coordinator:
     def run(self) -> None:
         """Until the last step is made; raises when there are too few clients, or divergence."""
         self._gather()
-        replies: Replies = {}
+        replies, failing = Replies(), float("inf")
         while True:
             replies = self._enough(replies)
             step = next(iter(replies.values())).step
@@ -79,7 +79,11 @@ class Coordinator:
             if not self._answer(replies, step):
                 # Too few are left of a secure sum; those go on when others are back.
                 replies = {i: r for i, r in replies.items() if i in self._roll.members}
+                failing = min(failing, time.monotonic())
+                if time.monotonic() - failing > self.terms.wait:
+                    raise self._too_few(len(replies), "no secure sum came about")
                 continue
+            failing = float("inf")
             update = _requests.update(self.terms, self.progress, self._newest)
             replies = self._exchanges.send(dict.fromkeys(self._roll.members, update))
 
@@ -118,14 +122,18 @@ class Coordinator:
                 raise self._too_few(len(replies))
             time.sleep(self.terms.poll)
 
-    def _too_few(self, found: int) -> NotEnoughClientsError:
+    def _too_few(self, found: int, what: str = "") -> NotEnoughClientsError:
         self._save()
         troubles = self._roll.troubles()
         troubles |= {f"client {index}": reason for index, reason in self._exchanges.absent.items()}
+        for index, hello in self._roll.arrived.items():
+            if hello.exchange > self.progress.exchange:
+                troubles[f"client {index}"] = "it is ahead of this checkpoint, an older copy"
         why = "".join(f"; {who}: {reason}" for who, reason in troubles.items())
+        what = what or f"only {found} of at least {self._roll.needed} clients"
         return NotEnoughClientsError(
-            f"only {found} of at least {self._roll.needed} clients in {self.terms.wait:g} s; "
-            f"everything is saved, go on with resume-from when they are back{why}."
+            f"{what} in {self.terms.wait:g} s; everything is saved, go on with resume-from when "
+            f"they are back{why}."
         )
 
     # Clients that come back

@@ -5,7 +5,7 @@ it is greeted again. Nothing that it sends ends the run.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -14,6 +14,11 @@ from aipod.flower._parcel import Parcel
 from aipod.flower._progress import Owed, Post, Progress, Terms
 from aipod.flower._reply import BadReplyError, Expected, Reply, StrayedError
 from aipod.flower._roll import Roll
+
+# What of a client's silences is left after a reply, and the longest rest: so many timeouts, as a
+# power of 2.
+_FORGIVEN = 0.8
+_LONGEST_REST = 10
 
 Replies = dict[int, Reply]
 Read = TypeVar("Read")
@@ -41,6 +46,7 @@ class Exchanges:
         self.absent: dict[int, str] = {}
         self.diverged: Counter[int] = Counter()
         self.strayed: set[int] = set()
+        self._silences: dict[int, float] = defaultdict(float)
         self._post, self._terms, self._progress = post, terms, progress
         self._roll, self._expected, self._look, self._log = roll, expected, look, log
         for index in progress.counted - set(progress.owed):
@@ -74,18 +80,32 @@ class Exchanges:
                     if isinstance(found, str):
                         raise BadReplyError(found)
                     replies[index] = read(index, found)
+                    self._silences[index] *= _FORGIVEN
                 except BadReplyError as error:
                     if isinstance(error, StrayedError):
                         self.strayed.add(index)
                     self.drop(index, str(error))
             if waiting and time.monotonic() > deadline:
                 for index in waiting.values():
-                    self.drop(index, f"no reply in {timeout:g} s")
+                    self._be_silent(index)
                 break
             if waiting:
                 self._look()
                 time.sleep(self._terms.poll)
         return replies
+
+    def _be_silent(self, index: int) -> None:
+        """A client has let everybody wait for nothing; one that does so often is asked less often.
+
+        Else a client that greets and never answers makes every outer step take the whole timeout.
+        """
+        timeout, node = self._terms.round_timeout, self._roll.members.get(index)
+        self.drop(index, f"no reply in {timeout:g} s")
+        self._silences[index] += 1
+        if node is not None and self._silences[index] > 1:
+            seconds = timeout * 2 ** min(self._silences[index], _LONGEST_REST)
+            self._roll.rest(node, seconds)
+            self._log(f"client {index} is not asked for {seconds:.3g} s, unless it is needed")
 
     def agreeing(self, replies: Replies) -> Replies:
         """The replies of most clients, which are at one step and ask the same; others are absent.
@@ -111,6 +131,10 @@ class Exchanges:
                 reason = "it asks for other things than the others: has it other versions?"
             self.drop(index, reason)
         return {index: replies[index] for index, kind in kinds.items() if kind == common}
+
+    def say(self, line: str) -> None:
+        """One line for the log."""
+        self._log(line)
 
     def drop(self, index: int, reason: str) -> None:
         """The client is absent from now on."""

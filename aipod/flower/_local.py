@@ -1,63 +1,20 @@
 """One client's part of an outer step: the simulation's step on a problem with one client."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod import federated
 from aipod.algorithms import Alternating, State
+from aipod.flower._draws import OwnRow
 from aipod.flower._mailbox import ABSENT, TABLES, UNKNOWN, Mailbox, Table, Tables, empty_tables
 from aipod.flower._within import Within, connected, empty_problem
-from aipod.problem import AbstractSampler, Bilevel, ClientMinibatches, Objective, rebuilt
+from aipod.problem import Bilevel, ClientMinibatches, Objective, in_order, rebuilt
 from aipod.sets import AbstractSet
-
-
-class OwnRow(AbstractSampler):
-    """One client's row of what `ClientMinibatches` draws for all clients.
-
-    The indices of all clients are drawn and one row is used, so that a client sees the same
-    examples as in the simulation.
-    """
-
-    batch: PyTree
-    # An array, so that clients with equally many examples share one compiled program.
-    index: Array
-    clients: int = eqx.field(static=True)
-    pool: int = eqx.field(static=True)
-    per_client: int | None = eqx.field(static=True)
-
-    @staticmethod
-    def of(samples: ClientMinibatches, index: int, clients: int) -> "OwnRow":
-        return OwnRow(samples.batch, jnp.asarray(index), clients, samples.pool, samples.per_client)
-
-    @property
-    def size(self) -> int:
-        """Examples in one draw of all clients together, which is what the ledger counts."""
-        return self.clients * (self.pool if self.per_client is None else self.per_client)
-
-    def __call__(self, key: PRNGKeyArray) -> PyTree:
-        if self.per_client is None:
-            return self.batch
-        index = jax.random.randint(key, (self.clients, self.per_client), 0, self.pool)[self.index]
-        return jax.tree.map(lambda leaf: jnp.take(leaf, index, axis=1), self.batch)
-
-    @property
-    def random(self) -> bool:
-        return self.per_client is not None
-
-    def expected(self) -> PyTree:
-        return self.batch
-
-    def precomputed(self, function: Callable[[PyTree], PyTree], draws: int) -> "OwnRow | None":
-        if self.pool > draws * (self.per_client or self.pool):
-            return None
-        return eqx.tree_at(lambda s: s.batch, self, function(self.batch))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +32,8 @@ class Client:
     - `weight`: how much it counts in every average; only ratios matter.
     - `upper_set`, `lower_set`: sets that x and y must lie in, the same for all clients and in the
         server's `Start`. Every client projects the averages, so nothing more is sent for them.
+    - `epochs`: visit every example once before the next time, as `aipod.Minibatches` does; the
+        client counts its draws in its own state.
 
     !!! example
         ```python
@@ -96,6 +55,7 @@ class Client:
     weight: float = 1.0
     upper_set: AbstractSet | None = None
     lower_set: AbstractSet | None = None
+    epochs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("index", "clients"):
@@ -120,6 +80,7 @@ class Client:
             batch_size=self.batch_size,
             upper_set=self.upper_set,
             lower_set=self.lower_set,
+            epochs=self.epochs,
         )
         both: tuple[Any, Any] = (alone.upper_samples, alone.lower_samples)
         own = [OwnRow.of(samples, int(self.index), int(self.clients)) for samples in both]
@@ -154,9 +115,10 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
     if not problem.fully_federated:
         raise ValueError("client_of takes a problem of aipod.federated.federate, with everyone in.")
     samples: tuple[Any, Any] = (problem.upper_samples, problem.lower_samples)
-    if any(source.epochs for source in samples):
+    if not all(hasattr(source, "batch") for source in samples):
         raise ValueError(
-            "over a network clients draw with replacement: leave epochs out of federate(...)."
+            "client_of takes the data that federate has put on the device: leave on_host out of "
+            "federate(...)."
         )
     consensus: Any = problem.lower_set.agreement or problem.lower_set
     clients = samples[0].clients
@@ -180,8 +142,14 @@ def client_of(problem: Bilevel, x0: PyTree, y0: PyTree, index: int) -> Client:
         index,
         clients,
         1.0 if weights is None else float(weights[index]),
-        *(one.of_one if one.agreement else None for one in (problem.upper_set, problem.lower_set)),
+        upper_set=_within(problem.upper_set),
+        lower_set=_within(problem.lower_set),
+        epochs=in_order(samples[0]),
     )
+
+
+def _within(one: AbstractSet) -> AbstractSet | None:
+    return one.of_one if one.agreement else None
 
 
 def _unsummed(objective: Any) -> Objective:
@@ -197,12 +165,11 @@ def _unsummed(objective: Any) -> Objective:
 def initial_state(
     solver: Alternating, x0: PyTree, y0: PyTree, within: Within = (None, None)
 ) -> State:
-    """A client's state before the first step; the server can compute it without any data."""
-    if solver.estimator is not None:
-        raise ValueError(
-            "an estimator keeps tables of a client's data, which a server cannot prepare: leave "
-            "estimator out of the solver's arguments, or run the federation with aipod.solve."
-        )
+    """A client's state before the first step, without what it keeps of its own data.
+
+    The server can compute it without any data.
+    """
+    solver = dataclasses.replace(solver, estimator=None)
     return solver.init(empty_problem(within), *(federated.replicate(tree, 1) for tree in (x0, y0)))
 
 

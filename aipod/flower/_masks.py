@@ -15,14 +15,17 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+# Indices of clients are below this.
+_PLACES = 2**31
 # A prime above every secret, which has 31 bytes.
-_PRIME = 2**255 - 19
+PRIME = 2**255 - 19
 SECRET = 31
 SHARE = 32
 # A sealed letter: two shares, and what shows that nobody has changed it.
@@ -35,12 +38,15 @@ LARGEST = 2.0**16
 
 def split(secret: bytes, places: Sequence[int], needed: int) -> dict[int, bytes]:
     """Shares of a secret, one for each place; `needed` of them give it back, fewer tell nothing."""
-    numbers = [int.from_bytes(secret)] + [secrets.randbelow(_PRIME) for _ in range(needed - 1)]
+    if not all(0 <= place < _PLACES for place in places):
+        # The share at -1 is the secret itself.
+        raise ValueError(f"a client of a secure sum has an index that is none: {list(places)}.")
+    numbers = [int.from_bytes(secret)] + [secrets.randbelow(PRIME) for _ in range(needed - 1)]
 
     def at(place: int) -> int:
         found = 0
         for number in reversed(numbers):
-            found = (found * (place + 1) + number) % _PRIME
+            found = (found * (place + 1) + number) % PRIME
         return found
 
     return {place: at(place).to_bytes(SHARE) for place in places}
@@ -53,10 +59,10 @@ def joined(shares: Mapping[int, bytes]) -> bytes:
         above = below = 1
         for other in shares:
             if other != one:
-                above = above * (other + 1) % _PRIME
-                below = below * (other - one) % _PRIME
-        total += int.from_bytes(share) * above * pow(below, -1, _PRIME)
-    secret = total % _PRIME
+                above = above * (other + 1) % PRIME
+                below = below * (other - one) % PRIME
+        total += int.from_bytes(share) * above * pow(below, -1, PRIME)
+    secret = total % PRIME
     if secret >= 256**SECRET:
         raise ValueError("shares of a secret do not belong together.")
     return secret.to_bytes(SECRET)
@@ -91,14 +97,20 @@ def commitment(secret: bytes) -> bytes:
     return hashlib.sha256(b"aipod commitment" + secret).digest()
 
 
-def seal(key: bytes, letter: bytes) -> bytes:
-    """An encrypted letter. Each key is used for one letter alone, so the nonce is fixed."""
-    return ChaCha20Poly1305(key).encrypt(bytes(12), letter, None)
+def seal(key: bytes, letter: bytes, about: bytes) -> bytes:
+    """An encrypted letter. Each key is used for one letter alone, so the nonce is fixed.
+
+    `about`: what travels beside it, and cannot be changed without the letter being refused.
+    """
+    return ChaCha20Poly1305(key).encrypt(bytes(12), letter, about)
 
 
-def opened(key: bytes, sealed: bytes) -> bytes:
-    """The letter again; raises when it was changed on its way."""
-    return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
+def opened(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
+    """The letter again; None when it, or what it is about, was changed on its way."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, about)
+    except InvalidTag:
+        return None
 
 
 def mask(key: bytes, size: int) -> np.ndarray:

@@ -11,12 +11,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from aipod.algorithms import Alternating, PackedWatch, State
+from aipod.flower._draws import own_draws
 from aipod.flower._short import first_rows, marked, with_known
 
 
 def _own(solver: Alternating, state: State) -> State:
     """For each leaf whether it is a client's own."""
-    mask = solver.own(state)
+    mask = own_draws(solver.own(state))
     return mask if solver.wire is None else marked(mask)
 
 
@@ -53,10 +54,11 @@ def with_shared(solver: Alternating, state: State, shared: Mapping[str, np.ndarr
 
 
 def forget_own(solver: Alternating, state: State) -> State:
-    """With corrections of zero, as at the start."""
+    """With corrections of zero, as at the start; the draws that were made stay made."""
     new = jax.tree.map(
         lambda leaf, own: jnp.zeros_like(leaf) if own else leaf, state, _own(solver, state)
     )
+    new = dataclasses.replace(new, estimates=state.estimates)
     return new if solver.wire is None else with_known(new, first_rows(new))
 
 

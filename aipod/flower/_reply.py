@@ -52,6 +52,17 @@ class Reply:
     finite: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """Vectors under masks, and the clients whose letters their sender cannot open.
+
+    There are no vectors where too few letters could be opened.
+    """
+
+    vectors: Mapping[str, np.ndarray]
+    closed: set[int]
+
+
 class Expected:
     """What the replies of one run may hold, from the state that the run starts from."""
 
@@ -134,17 +145,25 @@ class Expected:
             raise BadReplyError(f"it sent a model of outer step {step}, which nobody asked for")
         return step
 
-    def masked(self, parcel: Parcel, names: Collection[str]) -> dict[str, np.ndarray]:
-        """Vectors under masks with these names, or `BadReplyError`."""
+    def masked(self, parcel: Parcel, names: Collection[str], others: Collection[int]) -> Masked:
+        """Vectors under masks with these names, or `BadReplyError`.
+
+        `others`: the clients whose letters it was sent.
+        """
         if "error" in parcel.words:
             raise BadReplyError(_failure(parcel.words["error"]))
-        found = parcel.group("masked")
-        if set(found) != set(names) or len(parcel.arrays) != len(found):
+        found, closed = parcel.group("masked"), parcel.group("closed")
+        if not set(closed) <= {str(other) for other in others}:
+            raise BadReplyError("it cannot open letters that it was not sent")
+        declined = not found and bool(closed)
+        if not (declined or set(found) == set(names)) or len(parcel.arrays) != len(found) + len(
+            closed
+        ):
             raise BadReplyError("it sent other vectors than those that it named")
         for name, value in found.items():
             _, shape = self._rows[name.partition(".")[0]]
             _require(name, value, (np.dtype(np.int64), shape))
-        return found
+        return Masked(found, {int(other) for other in closed})
 
     def of_row(self, name: str) -> np.dtype[Any]:
         """The type of a question's numbers."""

@@ -48,6 +48,7 @@ class Roll:
         self._votes: dict[int, int] = {}
         self._owners: dict[int, int] = {}
         self._later: dict[int, float] = {}
+        self._resting: dict[int, float] = {}
         self._looked = -float("inf")
         self._agree_on_clients()
 
@@ -88,6 +89,8 @@ class Roll:
         busy = {*self.members.values(), *(node for node, _ in self._greeted.values())}
         busy |= {hello.node for hello in self.arrived.values()} | set(self._refused)
         busy |= {node for node, until in self._later.items() if until > now}
+        if len(self.members) >= self.needed:
+            busy |= {node for node, until in self._resting.items() if until > now}
         strangers = [node for node in reachable if node not in busy]
         hello = Parcel({"action": "hello", "run": self._progress.run, "secure": self._terms.secure})
         tickets = self._post.send(dict.fromkeys(strangers, hello), timeout)
@@ -206,6 +209,14 @@ class Roll:
         self.members[hello.index] = self._owners[hello.index] = hello.node
         self.arrived.pop(hello.index)
         self._progress.weights.setdefault(hello.index, hello.weight)
+
+    def bar(self, index: int, reason: str) -> None:
+        """The node of a client that takes part is refused from now on."""
+        self._refuse(self.members[index], reason)
+
+    def rest(self, node: int, seconds: float) -> None:
+        """The node is not greeted for a while, unless the others become too few."""
+        self._resting[node] = time.monotonic() + seconds
 
     def leave(self, index: int) -> None:
         self.members.pop(index, None)

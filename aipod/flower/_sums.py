@@ -9,18 +9,20 @@ whose vectors have arrived, and of the keys of the others. It does each of them 
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from aipod._misc.files import private_folder, read_private, write_bytes, write_text
 from aipod.flower import _masks
 from aipod.flower._masks import SHARE, as_bytes, as_words
+
+_log = logging.getLogger("flwr")
 
 # No run can have this name.
 FOLDER = ".sums"
@@ -126,6 +128,8 @@ class Sums:
             return {name: as_words(bytes.fromhex(text)) for name, text in kept["sent"].items()}
         if peers.get(self._index) != _masks.public_of(self._key):
             raise ValueError("the server names another key as this client's: it is refused.")
+        if len(set(peers.values())) < len(peers):
+            raise ValueError("two clients of a secure sum have the same key: it is refused.")
         strange = [i for i in peers if self._trusted and self._trusted.get(i) != peers[i]]
         if strange:
             raise ValueError(
@@ -146,7 +150,9 @@ class Sums:
         for other, public in peers.items():
             letter = parts[0][other] + parts[1][other]
             if other != self._index:
-                sent[f"seal:{other}"] = _masks.seal(self._letter_key(number, other, public), letter)
+                # The letter vouches for the key of this round, which the server passes on.
+                sealing = self._letter_key(number, other, public)
+                sent[f"seal:{other}"] = _masks.seal(sealing, letter, sent["seal:key"])
         self._write(
             {
                 "round": number,
@@ -163,6 +169,19 @@ class Sums:
         way = (other, self._index) if back else (self._index, other)
         return _masks.agreed(self._key, public, f"letter {self._run} {number} {way[0]}>{way[1]}")
 
+    def closed(self, number: int, arrays: Mapping[str, np.ndarray]) -> tuple[list[int], bool]:
+        """Whose letters cannot be opened, and whether those that can be are enough.
+
+        The others have sent something else, or the server has changed it. This client's masks with
+        them may be known to somebody, so they do not count.
+        """
+        kept = self._current(number)
+        keys, held = self._letters(kept, arrays)
+        found = sorted(set(keys) - set(held))
+        if found:
+            _log.warning("aipod: the letters of clients %s cannot be opened.", found)
+        return found, len(held) >= self._enough(kept)
+
     def masked(
         self, number: int, arrays: Mapping[str, np.ndarray], vectors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
@@ -175,26 +194,16 @@ class Sums:
         - `vectors`: what is to be summed, by name.
         """
         kept = self._current(number)
-        keys = {int(n[4:]): as_bytes(v) for n, v in arrays.items() if n.startswith("key:")}
-        letters = {int(n[5:]): as_bytes(v) for n, v in arrays.items() if n.startswith("seal:")}
-        peers = {int(i): bytes.fromhex(text) for i, text in kept["peers"].items()}
-        if not set(keys) <= set(peers) or set(letters) != set(keys) - {self._index}:
-            raise ValueError("the clients of a secure sum are not those that it began with.")
+        keys, held = self._letters(kept, arrays)
+        if len(held) < self._enough(kept):
+            raise ValueError("too few letters of a secure sum can be opened: it is refused.")
         own = _masks.key_of(bytes.fromhex(kept["secret"]))
-        if keys.get(self._index) != _masks.public_of(own) or len(keys) < self._least:
-            raise ValueError("a secure sum without this client, or with too few: it is refused.")
         flat = np.concatenate([_masks.encoded(vectors[name]) for name in sorted(vectors)])
         digest = hashlib.sha256(flat.tobytes() + json.dumps(_listed(keys)).encode()).hexdigest()
         if kept.get("masked", digest) != digest:
             raise ValueError("two messages under the same masks would show their difference.")
-        held = {self._index: kept["mine"]}
-        for other, letter in letters.items():
-            key = self._letter_key(number, other, peers[other], back=True)
-            try:
-                held[other] = _masks.opened(key, letter).hex()
-            except InvalidTag:
-                raise ValueError(f"the letter of client {other} cannot be opened.") from None
-        self._write(kept | {"masked": digest, "held": held})
+        texts = {str(other): letter.hex() for other, letter in held.items()}
+        self._write(kept | {"masked": digest, "held": texts, "among": sorted(keys)})
         total = flat + _masks.mask(_masks.own_key(bytes.fromhex(kept["own"])), flat.size)
         for other, public in keys.items():
             if other != self._index:
@@ -204,12 +213,36 @@ class Sums:
                 total = total + one if self._index < other else total - one
         return _cut(total.view(np.int64), vectors)
 
+    def _letters(
+        self, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """The clients' keys for this round, and the letters that can be opened with this one's."""
+        keys = {int(n[4:]): as_bytes(v) for n, v in arrays.items() if n.startswith("key:")}
+        letters = {int(n[5:]): as_bytes(v) for n, v in arrays.items() if n.startswith("seal:")}
+        peers = {int(i): bytes.fromhex(text) for i, text in kept["peers"].items()}
+        if not set(keys) <= set(peers) or set(letters) != set(keys) - {self._index}:
+            raise ValueError("the clients of a secure sum are not those that it began with.")
+        own = _masks.key_of(bytes.fromhex(kept["secret"]))
+        if keys.get(self._index) != _masks.public_of(own) or len(keys) < self._least:
+            raise ValueError("a secure sum without this client, or with too few: it is refused.")
+        held = {self._index: bytes.fromhex(kept["mine"])}
+        for other, letter in letters.items():
+            key = self._letter_key(int(kept["round"]), other, peers[other], back=True)
+            if (found := _masks.opened(key, letter, keys[other])) is not None:
+                held[other] = found
+        return keys, held
+
+    def _enough(self, kept: Mapping[str, Any]) -> int:
+        """How many clients, known by their letters, must be in a sum."""
+        return max(needed_shares(len(kept["peers"])), self._least)
+
     def shares(self, number: int, arrived: set[int]) -> dict[str, np.ndarray]:
         """The third message: for each client a share of one of its two secrets, never of both."""
         kept = self._current(number)
         held = {int(i): bytes.fromhex(text) for i, text in kept.get("held", {}).items()}
-        needed = max(needed_shares(len(kept["peers"])), self._least)
-        if not arrived <= set(held) or self._index not in arrived or len(arrived) < needed:
+        needed, known = self._enough(kept), arrived & set(held)
+        strangers = arrived - set(kept.get("among", ()))
+        if strangers or self._index not in arrived or len(known) < needed:
             raise ValueError(
                 f"a secure sum over clients {sorted(arrived)} is refused: this client must be "
                 f"among them, and at least {needed} of those that it has letters from."

@@ -1,9 +1,9 @@
 """Secure sums on the server's side: it leads the three messages of a round, and removes masks."""
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,15 @@ from aipod.flower._exchange import Exchanges, Read
 from aipod.flower._masks import LARGEST, LETTER, SHARE, as_words
 from aipod.flower._parcel import Parcel
 from aipod.flower._progress import DivergedError, NotEnoughClientsError, Progress, Terms
-from aipod.flower._reply import BadReplyError, Expected, read_words
+from aipod.flower._reply import BadReplyError, Expected, Masked, read_words
 from aipod.flower._requests import of_sum
 from aipod.flower._roll import Roll
+from aipod.flower._shares import recovered
 from aipod.flower._sums import needed_shares
 
 Vectors = Mapping[str, np.ndarray]
-# How many groups of shares are tried before a secret is given up.
-_TRIES = 200
+# How many sums a client may spoil before it is refused.
+_OFFENCES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,36 +37,41 @@ class Begun:
     owns: Mapping[int, bytes]
     needed: int
 
-    def secret(self, index: int, own: bool, pieces: Mapping[int, bytes]) -> tuple[bytes, set[int]]:
-        """One of a client's two secrets, and who gave a wrong share of it."""
+    def secret(
+        self, index: int, own: bool, pieces: Mapping[int, bytes]
+    ) -> tuple[bytes, set[int]] | None:
+        """One of a client's two secrets, and who gave a wrong share of it; None if it is lost."""
 
-        def found(givers: Iterable[int]) -> bytes | None:
-            try:
-                made = _masks.joined({giver: pieces[giver] for giver in givers})
-            except ValueError:
-                return None
+        def right(made: bytes) -> bool:
             if own:
-                return made if _masks.commitment(made) == self.owns[index] else None
-            return made if _masks.public_of(_masks.key_of(made)) == self.keys[index] else None
+                return _masks.commitment(made) == self.owns[index]
+            return _masks.public_of(_masks.key_of(made)) == self.keys[index]
 
-        groups = itertools.combinations(sorted(pieces), self.needed)
-        for group in itertools.islice(groups, _TRIES):
-            if (secret := found(group)) is not None:
-                others = set(pieces) - set(group)
-                return secret, {one for one in others if found([*group[1:], one]) is None}
-        raise ValueError(f"the shares of a secret of client {index} do not belong together")
+        return recovered(pieces, self.needed, right)
 
 
-def total(
+@dataclasses.dataclass(frozen=True)
+class Summed:
+    """What came out of a round.
+
+    - `total`: the sum of the vectors that have arrived; nothing where masks could not be removed.
+    - `wrong`: the clients whose shares of the secrets of others were wrong.
+    - `lost`: the clients of which a secret could not be found.
+    """
+
+    total: Mapping[str, np.ndarray]
+    wrong: set[int]
+    lost: set[int]
+
+
+def unmasked(
     run: str,
     number: int,
     begun: Begun,
     masked: Mapping[int, Vectors],
     shares: Mapping[int, Mapping[int, bytes]],
-) -> tuple[dict[str, np.ndarray], set[int]]:
-    """The sum of the vectors that have arrived, and the clients whose shares were wrong.
-
-    `ValueError` when masks cannot be removed.
+) -> Summed:
+    """The sum of the vectors that have arrived.
 
     **Arguments:**
 
@@ -73,18 +79,26 @@ def total(
     - `shares`: by client, its shares of the secrets of the others: of the own mask of those that
         have arrived, of the key of those that have not.
     """
-    first = next(iter(masked.values()))
-    names, sizes = sorted(first), [first[name].size for name in sorted(first)]
-    flat = {
-        index: np.concatenate([vectors[name] for name in names]).view(np.uint64)
-        for index, vectors in masked.items()
-    }
-    size, wrong = sum(sizes), set[int]()
-    found: Any = np.sum(list(flat.values()), axis=0, dtype=np.uint64)
+    secrets, wrong, lost = dict[int, bytes](), set[int](), set[int]()
     for index in begun.keys:
         pieces = {giver: given[index] for giver, given in shares.items() if index in given}
-        secret, liars = begun.secret(index, index in masked, pieces)
-        wrong |= liars
+        recovered = begun.secret(index, index in masked, pieces)
+        if recovered is None:
+            lost.add(index)
+            continue
+        secrets[index] = recovered[0]
+        wrong |= recovered[1]
+    if lost:
+        return Summed({}, wrong, lost)
+    first = next(iter(masked.values()))
+    names, sizes = sorted(first), [first[name].size for name in sorted(first)]
+    size = sum(sizes)
+    flat = [
+        np.concatenate([vectors[name] for name in names]).view(np.uint64)
+        for vectors in masked.values()
+    ]
+    found: Any = np.sum(flat, axis=0, dtype=np.uint64)
+    for index, secret in secrets.items():
         if index in masked:
             found = found - _masks.mask(_masks.own_key(secret), size)
             continue
@@ -93,9 +107,8 @@ def total(
         for other in masked:
             one = _masks.mask(_masks.agreed(gone, begun.keys[other], f"mask {run} {number}"), size)
             found = found - one if other < index else found + one
-    decoded = _masks.decoded(found)
-    ends = np.cumsum(sizes)
-    return dict(zip(names, np.split(decoded, ends[:-1]), strict=True)), wrong
+    parts = np.split(_masks.decoded(found), np.cumsum(sizes)[:-1])
+    return Summed(dict(zip(names, parts, strict=True)), wrong, lost)
 
 
 class SecureRounds:
@@ -112,6 +125,7 @@ class SecureRounds:
         self._exchanges, self._roll, self._terms = exchanges, roll, terms
         self._progress, self._expected = progress, expected
         self._last = 0
+        self._offences: Counter[int] = Counter()
 
     def mean(self, asked: Mapping[int, set[str]]) -> tuple[dict[str, np.ndarray], set[int]] | None:
         """The mean by `table.row`, and the clients it is of; None when too many have gone.
@@ -140,45 +154,97 @@ class SecureRounds:
             | {f"seal:{i}": as_words(s[f"seal:{index}"]) for i, s in sealed.items() if i != index}
             for index in keys
         }
-        masked = self._ask(
-            number, "mask", to_each, lambda _, parcel: self._expected.masked(parcel, names)
-        )
-        if len(masked) < max(enough, self._roll.needed):
+        masked = self._vectors(number, to_each, names, len(peers))
+        if masked is None or len(masked) < max(enough, self._roll.needed):
             return None
-        shares = self._shares(number, keys, set(masked))
+        shares = self._shares(number, keys, masked)
         if len(shares) < enough:
             return None
         owns = {index: sent["seal:own"] for index, sent in sealed.items()}
-        begun = Begun(keys, owns, needed_shares(len(peers)))
-        try:
-            found, wrong = total(self._progress.run, number, begun, masked, shares)
-        except ValueError as error:
-            raise NotEnoughClientsError(
-                f"a secure sum is lost: {error}, so too many clients are damaged or hostile."
-            ) from None
-        for index in wrong:
+        begun = Begun(keys, owns, enough)
+        vectors = {index: one.vectors for index, one in masked.items()}
+        summed = unmasked(self._progress.run, number, begun, vectors, shares)
+        for index in summed.wrong:
             self._exchanges.drop(index, "its shares of the secrets of others are wrong")
-        if any(np.abs(value).max(initial=0) > len(masked) * LARGEST for value in found.values()):
+        if len(summed.lost) > len(peers) - enough:
+            raise NotEnoughClientsError(
+                f"a secure sum is lost: the shares of the secrets of clients {sorted(summed.lost)} "
+                "do not belong together, so too many clients are damaged or hostile."
+            )
+        for index in summed.lost:
+            self._blame(index, "the shares of its secrets do not belong together")
+        if summed.lost:
+            return None
+        if any(
+            np.abs(value).max(initial=0) > len(masked) * LARGEST for value in summed.total.values()
+        ):
             raise DivergedError(
                 "a secure sum is larger than all of its parts: a client has sent a vector that "
                 "does not belong to the round. Masks hide which one it was."
             )
         return {
             name.rpartition(".")[0]: (value / len(masked)).astype(self._expected.of_row(name))
-            for name, value in found.items()
+            for name, value in summed.total.items()
         }, set(masked)
 
-    def _shares(
-        self, number: int, keys: Mapping[int, bytes], arrived: set[int]
-    ) -> dict[int, dict[int, bytes]]:
-        wanted = {f"share:{index}": SHARE // 4 for index in keys}
-        text = ",".join(map(str, sorted(arrived)))
+    def _vectors(
+        self, number: int, to_each: Mapping[int, Vectors], names: set[str], clients: int
+    ) -> dict[int, Masked] | None:
+        """The masked vectors that have arrived; None when the sum must begin anew without somebody.
 
-        def read(_: int, parcel: Parcel) -> dict[int, bytes]:
-            found = read_words(parcel, wanted)
+        Only two clients can say whether the letter of one to the other is as it should be, and
+        either may lie. So a client has to go when more of the others cannot open its letters than
+        may be hostile, and never because of fewer: those go on without its letter, or are absent
+        themselves where that leaves them too few.
+        """
+
+        def read(index: int, parcel: Parcel) -> Masked:
+            return self._expected.masked(parcel, names, set(to_each) - {index})
+
+        found = self._ask(number, "mask", to_each, read)
+        closed = {one: sorted(i for i, m in found.items() if one in m.closed) for one in to_each}
+        for one, to in closed.items():
+            if to:
+                self._exchanges.say(f"clients {to} cannot open the letters of client {one}")
+        enough = needed_shares(clients)
+        guilty = [one for one, to in closed.items() if len(to) > clients - enough]
+        for one in guilty:
+            self._blame(one, f"clients {closed[one]} cannot open its letters")
+        if guilty:
+            return None
+        for index, said in list(found.items()):
+            if not said.vectors:
+                del found[index]
+                self._exchanges.drop(index, f"it cannot open letters of {sorted(said.closed)}")
+        # Of every client enough others must have a share of its secrets.
+        lost = {one for one, to in closed.items() if len(set(found) - set(to)) < enough}
+        for one in lost & set(self._roll.members):
+            self._exchanges.drop(one, "too few clients are left that can open its letters")
+        return None if lost else found
+
+    def _blame(self, index: int, reason: str) -> None:
+        """The client is absent; who spoils sums again and again is refused.
+
+        A sum that begins anew costs time, and with privacy a part of every client's budget.
+        """
+        self._offences[index] += 1
+        if index not in self._roll.members:
+            return
+        if self._offences[index] >= _OFFENCES:
+            self._roll.bar(index, f"it has spoilt {_OFFENCES} secure sums: {reason}")
+        self._exchanges.drop(index, reason)
+
+    def _shares(
+        self, number: int, keys: Mapping[int, bytes], masked: Mapping[int, Masked]
+    ) -> dict[int, dict[int, bytes]]:
+        text = ",".join(map(str, sorted(masked)))
+
+        def read(giver: int, parcel: Parcel) -> dict[int, bytes]:
+            held = set(keys) - masked[giver].closed
+            found = read_words(parcel, {f"share:{index}": SHARE // 4 for index in held})
             return {int(name.partition(":")[2]): share for name, share in found.items()}
 
-        return self._ask(number, "shares", {index: {} for index in arrived}, read, arrived=text)
+        return self._ask(number, "shares", {index: {} for index in masked}, read, arrived=text)
 
     def _ask(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
@@ -56,13 +57,16 @@ def implicit_term(
     `with_upper`, the part of f is left out.
     """
 
+    def along_z(moving: PyTree, followed: PyTree) -> Array:
+        # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
+        return optax.tree.vdot(jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch), z)
+
     def phi(moving: PyTree) -> Array:
         followed = problem.lower_set.follow(y, moving)
-        # Reverse mode twice, not reverse over forward: objectives with a custom_vjp have no jvp.
-        slope = jax.grad(problem.lower, argnums=1)(moving, followed, lower_batch)
-        along_z = optax.tree.vdot(slope, z)
-        if not (with_upper and problem.lower_set.coupled):
-            return -along_z
-        return problem.upper(x, followed, upper_batch) - along_z
+        return problem.upper(x, followed, upper_batch) - along_z(moving, followed)
 
-    return jax.grad(phi)(x)
+    if with_upper and problem.lower_set.coupled:
+        return jax.grad(phi)(x)
+    # The sign at the end, where it costs nothing: before, it would be a pass over z.
+    part = jax.grad(lambda moving: along_z(moving, problem.lower_set.follow(y, moving)))(x)
+    return jax.tree.map(jnp.negative, part)

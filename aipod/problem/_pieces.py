@@ -44,13 +44,10 @@ def in_epochs(word: Array, count: Array, size: ArrayLike) -> Array:
     size = jnp.asarray(size, jnp.int32)
     epoch = (count // size).astype(jnp.uint32)
     own = hash32(word + (epoch + 1) * jnp.uint32(_SECOND))
-    # A condition that always holds keeps XLA from finding the piece again wherever it is used:
-    # in the slice of every array of the data.
-    return jax.lax.cond(
-        jnp.all(count >= 0),
-        lambda: shuffled(count % size, size, own),
-        lambda: jnp.broadcast_to(count, own.shape).astype(jnp.int32),
-    )
+    place = shuffled(count % size, size, own)
+    # A remainder that changes nothing: XLA takes it for slow, and so does not find the piece again
+    # wherever it is used, in the slice of every array of the data.
+    return jax.lax.rem(place, jnp.broadcast_to(jnp.where(count >= 0, size, 1), place.shape))
 
 
 def word_of(key: PRNGKeyArray) -> Array:

@@ -248,8 +248,9 @@ class Minibatches(AbstractSampler):
     ) -> None:
         self.data = as_data(data, "Minibatches")
         self.size = check_batch_size(batch_size)
-        self.replace = replace
-        self.epochs = epochs
+        self.replace, self.epochs = replace, epochs
+        if not isinstance(epochs, bool):
+            raise ValueError(f"epochs must be True or False, got {epochs!r}.")
         length = leading_length(self.data, "Minibatches")
         if epochs:
             self.size = min(self.size, length)

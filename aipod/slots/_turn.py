@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
@@ -221,7 +222,7 @@ class Turn(NamedTuple):
         """The decrease of F that the last move of x promised, that of f which came of it, and f.
 
         With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
-        and f, with x and y as the outer step found them. The samples here are not those that dx
+        and f (0 for a cohort), with x and y as the outer step found them. Samples are not those dx
         came from, so neither is biased by their noise. In a federation the sums over clients travel
         with the round.
         """
@@ -237,6 +238,9 @@ class Turn(NamedTuple):
         promised = direct if implicit is None else direct + inner(implicit, moved_x)
         numbers = promised, direct + followed, value
         promised, delivered, value = (self.problem.upper_set.summed(n[None]) for n in numbers)
+        if self.problem.lower_set.cohorts:
+            # f of another cohort is another f: that it is larger says nothing about x.
+            value = jnp.zeros_like(value)
         return -promised, -delivered, value
 
     def lower_cost(

@@ -32,8 +32,14 @@ def why_diverged(
     watch = state.watch.unpacked()
     if bool(np.any(np.asarray(watch.bent))):
         return _NOT_CONVEX
-    x = state.x if watch.window_x is None else watch.window_x
-    points = [(x, watch.window_y), (state.x, state.y)]
+    last = state.x, state.y
+    # What all clients have alike is kept once.
+    began: tuple[PyTree, PyTree] = jax.tree.map(
+        lambda old, new: jnp.broadcast_to(old, new.shape),
+        (state.x if watch.window_x is None else watch.window_x, watch.window_y),
+        last,
+    )
+    points = [began, last]
     found = [float(_curvature(problem, *point, key)) for point in points]
     known = [value for value in found if math.isfinite(value)]
     if any(value < 0 for value in known):

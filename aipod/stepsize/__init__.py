@@ -7,6 +7,8 @@ from aipod.stepsize._checks import check_positive as check_positive
 from aipod.stepsize._checks import check_probability as check_probability
 from aipod.stepsize._checks import check_share as check_share
 from aipod.stepsize._checks import check_steps as check_steps
+from aipod.stepsize._cohorts import calmed as calmed
+from aipod.stepsize._cohorts import spread_of as spread_of
 from aipod.stepsize._curvature import HASTY as HASTY
 from aipod.stepsize._curvature import Curvature as Curvature
 from aipod.stepsize._curvature import CurvatureState as CurvatureState

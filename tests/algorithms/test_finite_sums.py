@@ -1,5 +1,7 @@
 """Finite sums to the last digit: with constraints, skipped projections, clients; and refusals."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,7 +188,8 @@ def test_slots_that_share_draws_read_one_counter():
         state = solver.init(problem, jnp.zeros(2), jnp.zeros(2))
         for _ in range(steps):
             state = solver.step(problem, state, key=KEY)
-        slots = estimation_of(solver, state.estimates, KEY, None)
+        each = estimation_of(solver, state.estimates, KEY, None)
+        slots = each.lower, each.adjoint, each.upper
         return [{name: kept.count for name, kept in slot.memory.items()} for slot in slots]
 
     rates = {"upper_lr": 0.1, "lower_lr": 0.1, "adjoint_lr": 0.1}
@@ -198,3 +201,29 @@ def test_slots_that_share_draws_read_one_counter():
     lower, adjoint, upper = read(aipod.VRAiPOD(**rates, upper_steps=2), 3)
     assert adjoint["product"] is upper["implicit"]
     assert (int(lower["gradient"]), int(upper["implicit"]), int(upper["direct"])) == (6, 3, 6)
+
+
+def test_a_step_on_shared_draws_is_one_straight_program():
+    """Each of these would cost a small step more than its derivatives do."""
+    rng = np.random.default_rng(0)
+    data = aipod.Minibatches(jnp.asarray(rng.normal(size=(12, 2))), 4, epochs=True)
+
+    def loss(x, y, batch):
+        return jnp.mean((batch @ y - x[0]) ** 2) + jnp.sum(y**2)
+
+    problem = aipod.Bilevel(loss, loss, upper_samples=data, lower_samples=data)
+    solver = aipod.SOBA(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, shared=True)
+    state = solver.init(problem, jnp.zeros(2), jnp.zeros(2))
+
+    def loop(state):
+        return jax.lax.fori_loop(0, 9, lambda _, s: solver.traced_step(problem, s, KEY), state)
+
+    text = jax.jit(loop).lower(state).compile().as_text()
+    parts = dict(re.findall(r"^%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S))
+    body = max((parts[name] for name in re.findall(r"body=%?([\w.-]+)", text)), key=len)
+    # The order of an epoch and the end of a block are no conditions, which copy what they return;
+    # and Threefry is for samplers that draw with replacement.
+    assert "conditional(" not in body
+    assert "shift-left" not in text
+    # One batch of each level: no slice of the data is made twice.
+    assert len(re.findall(r"^ *%?\S*dynamic-slice\S* = ", body, re.M)) == 2

@@ -87,6 +87,7 @@ LINES = {
     "several": ["run", "mine.py:several", "--steps", "5", "--out", "several", "--json"],
     "module": ["run", "mine:task", "--steps", "5", "--out", "module", "--json"],
     "check": ["check", "mine.py:task", "--set", "size=2", "--json"],
+    "check options": ["check", "mine.py:task", "--size", "2", "--json"],
     "new": ["new", "fresh"],
     "new run": ["run", "fresh.py:task", "--steps", "5", "--goods", "3", "--json"],
     "help": ["run", "mine.py:task", "--help"],
@@ -102,6 +103,13 @@ REFUSED = {
     "nothing recorded": (["run", "mine.py:silent"], "return a number"),
     "no default": (["run", "mine.py:needy"], "give the option size a default"),
     "a taken name": (["run", "mine.py:taken"], "rename the option batch"),
+    "check a taken name": (["check", "mine.py:taken"], "mine.py:taken: rename the option batch"),
+    "check and set it": (
+        ["check", "mine.py:taken", "--set", "batch=3"],
+        "aipod: mine.py:taken: rename the option batch",
+    ),
+    "check unknown option": (["check", "mine.py:task", "--sizes", "3"], "--size"),
+    "check wrong value": (["check", "mine.py:task", "--size", "many"], "size must be a whole"),
     "an odd type": (["run", "mine.py:odd"], "must be an int, float, bool, str"),
     "raises": (["run", "mine.py:broken"], "raised ZeroDivisionError"),
     "unknown option": ([*RUN, "--sizes", "3"], "--size"),
@@ -177,6 +185,10 @@ def test_a_task_may_say_how_it_is_shown(answers):
 def test_modules_and_check(answers):
     assert printed(answers["module"])["steps"] == 5
     assert printed(answers["check"])["ok"]
+    # An option of the task is an option of the verb, as in `run`.
+    by_set, by_option = (printed(answers[name]) for name in ("check", "check options"))
+    assert by_set["findings"][0] == by_option["findings"][0]
+    assert "2 variables" in by_option["findings"][0]["value"]
 
 
 def test_the_template_runs_and_the_help_shows_the_flags(answers):

@@ -547,6 +547,14 @@ def test_bad_clients_are_told(ridge, change, message):
         dataclasses.replace(client, **change)
 
 
+def test_clients_of_data_on_the_host_are_refused():
+    data = client_data(2, 4)
+    problem = federated.federate(ridge_upper, ridge_lower, data, data, batch_size=2, on_host=True)
+    zeros = jnp.zeros((2, 3))
+    with pytest.raises(ValueError, match="leave on_host out"):
+        flower.client_of(problem, zeros, zeros, index=0)
+
+
 def test_solvers_that_average_elsewhere_are_refused(ridge):
     start = [leaf[0] for leaf in ridge[1:]]
     solver = aipod.Alternating(

@@ -19,6 +19,7 @@ from aipod.flower._account import FOLDER, BudgetError
 from aipod.flower._accounting import delta_of, epsilon_of
 from aipod.flower._client import Session
 from aipod.flower._gate import failure
+from aipod.flower._kept import Shelf
 from aipod.flower._local import initial_state
 from aipod.flower._parcel import Parcel
 from aipod.flower._parts import shared_leaves
@@ -54,7 +55,7 @@ def clients():
 
 def start(client, solver=E3, **values):
     """The shared part of a state, by default where a run starts."""
-    state = initial_state(solver, client.x, client.y)
+    state = initial_state(solver, client.x, client.y, client.within)
     state = dataclasses.replace(
         state, **{k: jnp.full_like(getattr(state, k), v) for k, v in values.items()}
     )
@@ -172,7 +173,7 @@ def test_a_crash_before_the_message_is_kept_counts_and_the_noise_is_fresh(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_save", crash)
+        patch.setattr(Shelf, "save", crash)
         with pytest.raises(KeyboardInterrupt):
             session.handle(first(clients[0]))
     assert releases(tmp_path) == 1
@@ -233,10 +234,16 @@ def hidden(session, request):
     return reply.words, rest | {"names": names}, reply
 
 
-def test_nothing_but_noise_depends_on_the_data(clients, tmp_path):
+@pytest.mark.parametrize("bounds", [False, True])
+def test_nothing_but_noise_depends_on_the_data(clients, tmp_path, bounds):
     """Requests with any flags, any steps, any answers and any states: the replies of clients with
     different data, also of one that diverges, are the same but for the noisy vectors.
+
+    With bounds: also which of them are active, and what they push back.
     """
+    if bounds:
+        sets = {"upper_set": aipod.Box(0.1, 0.5), "lower_set": aipod.CappedSimplex(1.0, 0.5)}
+        clients = [dataclasses.replace(client, **sets) for client in clients]
     sessions = [
         Session(client, E3, tmp_path / str(place), PRIVACY) for place, client in enumerate(clients)
     ]
@@ -267,6 +274,12 @@ def test_nothing_but_noise_depends_on_the_data(clients, tmp_path):
                 "step": int(rng.choice([step, -1, step + 1])),
                 "last": int(rng.integers(1, 99)),
             }
+            if turn % 3 == 0 and not bounds:
+                words |= {
+                    "secure": bool(rng.random() < 0.5),
+                    "seed": int(rng.integers(9)),
+                    "every": int(rng.integers(1, 4)),
+                }
         arrays = dict(request.arrays)
         if odd and rng.random() < 0.3:
             arrays |= start(clients[0], y=rng.normal(), step=max(step, 1))

@@ -270,3 +270,59 @@ def test_srba_step_by_step():
     full = -(-steps // period)
     assert int(state.counts.lower_samples) == 3 * (2 * SIZE * (steps - full) + N * full)
     assert int(state.counts.upper_samples) == 2 * SIZE * (steps - full) + M * full
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: aipod.STORM(2.0), r"weight \(a\) must be a number in \(0, 1\].*got 2.0"),
+        (lambda: aipod.HeavyBall(1.5), r"weight \(a\) must be a number in \(0, 1\].*got 1.5"),
+        (lambda: aipod.HeavyBall(aipod.Curvature()), r"must be a number in \(0, 1\]"),
+        (lambda: aipod.LooplessSVRG(1.5), r"prob must be at most 1, got 1.5: 1 moves the anchor"),
+        (lambda: aipod.LooplessSVRG(0.0), "prob must be positive"),
+        (lambda: aipod.SARAH(0), "period .* at least 1"),
+        (lambda: aipod.SAGA(weight=jnp.ones(2)), "weight"),
+        (lambda: aipod.Minibatches(np.ones((4, 2)), 2, epochs="yes"), "epochs must be True or"),
+    ],
+    ids=range(8),
+)
+def test_arguments_that_estimators_refuse(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()
+
+
+def test_a_weight_from_an_array_is_a_number():
+    assert hash(aipod.SAGA(weight=jnp.asarray(0.5))) == hash(aipod.SAGA(weight=0.5))
+    assert aipod.STORM(jnp.asarray(1.0)).weight == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches", "dtype"),
+    [
+        ((7, 5), (3, 2), np.float64),
+        ((7, 5), (3, 2), np.float32),
+        ((3, 2), (64, 64), np.float64),
+        ((1, 1), (1, 1), np.float32),
+    ],
+    ids=["rest", "rest-single", "all", "one-single"],
+)
+def test_sums_of_any_size_are_solved_exactly(sizes, batches, dtype):
+    """Batches that do not divide the data, that are larger than it, and a single example."""
+    lower, upper = (
+        [leaf[:n].astype(dtype) for leaf in part] for part, n in zip(_data(), sizes, strict=True)
+    )
+    problem = aipod.Bilevel(
+        _upper,
+        _lower,
+        upper_samples=aipod.Minibatches(upper, batches[1], epochs=True),
+        lower_samples=aipod.Minibatches(lower, batches[0], epochs=True),
+    )
+    x, y = jnp.ones(DX, dtype), jnp.zeros(DY, dtype)
+    solver = aipod.VRAiPOD(upper_lr=0.2, lower_lr=0.1, adjoint_lr=0.1)
+    solution = aipod.solve(problem, solver, x, y, steps=2500, key=jax.random.key(0))
+    assert solution.x.dtype == dtype
+    found = float(aipod.stationarity(problem, solution.x, y))
+    assert found < (1e-20 if dtype == np.float64 else 1e-9)
+    table = solution.state.estimates[0]["gradient"].own
+    # The mean of the rows is found by small changes, and must not drift away from them.
+    np.testing.assert_allclose(table.mean, table.rows.mean(0), atol=1e-6)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import aipod
+from aipod.algorithms._watch import block_ends
 from aipod.solving import convergence_of
 from tests.problems import quadratic, synthetic
 
@@ -281,3 +282,21 @@ def test_a_lower_level_that_has_become_too_steep_is_no_success():
     )
     assert found.converged is False
     assert "y can hardly move" in found.convergence.reason
+
+
+def test_windows_and_blocks_end_when_they_should():
+    """A window from step b has max(8, b // 10) steps, a block an eighth of them."""
+    began = block = 0
+    closed = []
+    for step in range(3000):
+        length = max(8, began // 10)
+        wanted = step + 1 - began >= length, step + 1 - block >= length // 8
+        ends, closes = block_ends(*(np.int32(n) for n in (began, block, step)))
+        assert (bool(ends), bool(closes)) == (any(wanted), wanted[0])
+        if ends:
+            block = step + 1
+        if closes:
+            began = step + 1
+            closed.append(began)
+    assert closed[:3] == [8, 16, 24]
+    assert closed[-1] - closed[-2] == closed[-2] // 10

@@ -94,3 +94,22 @@ def test_long_steps_are_told_apart_by_their_level():
     message = diverged(lower(1.0), aipod.AiPOD(upper_lr=30.0), ONES, ONES)
     assert "the steps on x were too long" in message
     assert "upper_lr=15" in message
+
+
+def test_a_federation_with_weights_says_why_it_diverged():
+    """All clients have the same y, of which one row is kept, where the last window began."""
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(6, 2)), rng.normal(size=6)) for _ in range(3)]
+
+    def loss(x, y, batch):
+        return jnp.mean((batch[0] @ y - batch[1]) ** 2) + jnp.sum(jnp.exp(x) * y**2)
+
+    problem = aipod.federated.federate(
+        loss, loss, data, data, batch_size=6, weights=[1.0, 2.0, 3.0], epochs=True
+    )
+    point = aipod.federated.replicate(jnp.zeros(2), 3)
+    solver = aipod.VRAiPOD(upper_lr=0.1, lower_lr=30.0, adjoint_lr=0.1)
+    key = jax.random.key(0)
+    end = aipod.solve(problem, solver, point, point, steps=400, key=key, throw=False)
+    assert end.result is aipod.Result.diverged
+    assert "lower_lr was 30 where at most" in end.message

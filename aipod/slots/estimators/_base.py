@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod.stepsize import Rates
+from aipod._misc.tree import is_concrete
+from aipod.stepsize import Curvature, Rates, StepSize, check_lr
 
 
 class Oracle(NamedTuple):
@@ -119,6 +121,17 @@ class Plain(AbstractEstimator):
 
     def estimate(self, oracle: Oracle, point: PyTree, memory: PyTree) -> Estimate:
         return Estimate(oracle.drawn(point), memory)
+
+
+def check_weight(value: StepSize, name: str) -> None:
+    """Raises `ValueError` unless value is a number in (0, 1], or a schedule of them."""
+    check_lr(value, name)
+    number = not callable(value) and is_concrete(value)
+    if isinstance(value, Curvature) or (number and float(np.asarray(value)) > 1):
+        raise ValueError(
+            f"{name} must be a number in (0, 1] or an Optax schedule, got {value}: 1 forgets "
+            "everything in every draw."
+        )
 
 
 def beside(flag: Array, leaf: Array) -> Array:

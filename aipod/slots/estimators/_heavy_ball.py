@@ -5,8 +5,8 @@ import optax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import cast_like
-from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, chosen
-from aipod.stepsize import StepSize, check_lr
+from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, check_weight, chosen
+from aipod.stepsize import StepSize
 
 
 class HeavyBall(AbstractEstimator):
@@ -32,7 +32,7 @@ class HeavyBall(AbstractEstimator):
     weight: StepSize = 0.1
 
     def __check_init__(self) -> None:
-        check_lr(self.weight, "weight (a)")
+        check_weight(self.weight, "weight (a)")
 
     def init(self, like: PyTree, point: PyTree, pieces: int, by_client: bool) -> PyTree:
         return optax.tree.zeros_like(like)

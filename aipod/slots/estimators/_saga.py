@@ -1,8 +1,11 @@
 """SAGA: a table of the last derivative of every fixed minibatch."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
@@ -15,6 +18,11 @@ class _Table(eqx.Module):
 
     rows: PyTree
     mean: PyTree
+
+
+def _as_number(weight: Any) -> Any:
+    """The number in an array as one of Python: a static field is compared and hashed."""
+    return weight.tolist() if isinstance(weight, jax.Array | np.ndarray) else weight
 
 
 class SAGA(AbstractEstimator):
@@ -45,7 +53,7 @@ class SAGA(AbstractEstimator):
         ```
     """
 
-    weight: float = eqx.field(static=True, default=1.0)
+    weight: float = eqx.field(static=True, default=1.0, converter=_as_number)
 
     def __check_init__(self) -> None:
         check_positive(self.weight, "weight (theta)")

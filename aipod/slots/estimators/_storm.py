@@ -5,9 +5,9 @@ import optax
 from jaxtyping import PyTree
 
 from aipod._misc.tree import cast_like
-from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, chosen
+from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, check_weight, chosen
 from aipod.slots.estimators._sarah import _Followed
-from aipod.stepsize import StepSize, check_lr
+from aipod.stepsize import StepSize
 
 
 class STORM(AbstractEstimator):
@@ -32,7 +32,7 @@ class STORM(AbstractEstimator):
     weight: StepSize = 0.1
 
     def __check_init__(self) -> None:
-        check_lr(self.weight, "weight (a)")
+        check_weight(self.weight, "weight (a)")
 
     def init(self, like: PyTree, point: PyTree, pieces: int, by_client: bool) -> PyTree:
         return _Followed(optax.tree.zeros_like(point), optax.tree.zeros_like(like))

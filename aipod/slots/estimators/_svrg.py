@@ -6,8 +6,9 @@ import optax
 from jaxtyping import PyTree
 
 from aipod._misc.keys import coins
+from aipod._misc.tree import is_concrete
 from aipod.slots.estimators._base import AbstractEstimator, Estimate, Oracle, drift
-from aipod.stepsize import check_probability
+from aipod.stepsize import check_positive
 
 
 class _Anchor(eqx.Module):
@@ -41,7 +42,11 @@ class LooplessSVRG(AbstractEstimator):
 
     def __check_init__(self) -> None:
         if self.prob is not None:
-            check_probability(self.prob, "prob")
+            check_positive(self.prob, "prob")
+            if is_concrete(self.prob) and self.prob > 1:
+                raise ValueError(
+                    f"prob must be at most 1, got {self.prob}: 1 moves the anchor in every draw."
+                )
 
     def init(self, like: PyTree, point: PyTree, pieces: int, by_client: bool) -> PyTree:
         return _Anchor(optax.tree.zeros_like(point), optax.tree.zeros_like(like))

@@ -26,9 +26,11 @@ from aipod.stepsize import (
     Rates,
     StepSize,
     agreement,
+    calmed,
     check_lr,
     check_steps,
     is_tempered,
+    spread_of,
     tempered,
 )
 
@@ -43,6 +45,7 @@ class OneRoundState(eqx.Module):
         far the last local steps agreed.
     - `facing`: on a set with bounds, which of them are active.
     - `momentum`: the state of the optimiser that moves y.
+    - `spread`: with tempered steps of clients, how far the last local steps of a cohort led apart.
     """
 
     correction: PyTree
@@ -51,6 +54,7 @@ class OneRoundState(eqx.Module):
     agreement: Array | None = None
     facing: Facing | None = None
     momentum: PyTree | None = None
+    spread: Array | None = None
 
 
 class OneRound(AbstractLower):
@@ -122,7 +126,8 @@ class OneRound(AbstractLower):
         if not self._tempered:
             return state
         one = jnp.ones(problem.lower_set.apart, jnp.result_type(*jax.tree.leaves(y)))
-        return dataclasses.replace(state, share=one, agreement=one)
+        spread = jnp.ones(2, one.dtype) if problem.lower_set.together else None
+        return dataclasses.replace(state, share=one, agreement=one, spread=spread)
 
     def common(self, problem: Bilevel) -> bool:
         return True
@@ -161,6 +166,9 @@ class OneRound(AbstractLower):
         if self._tempered:
             agreed = agreement(turn.problem.lower_set, turn.y, middle, end)
             state = dataclasses.replace(state, agreement=agreed.astype(state.share.dtype))
+            if turn.problem.lower_set.cohorts:
+                spread = spread_of(turn.problem.lower_set, turn.y, end)
+                state = dataclasses.replace(state, spread=spread.astype(state.share.dtype))
         cost = turn.lower_cost(1, lower_draws=self.steps, deferred=True, memory=memory)
         return end, state, cost
 
@@ -179,13 +187,18 @@ class OneRound(AbstractLower):
         else:
             y, correction, met, known = land(lower_set, *before, facing.met(), state.known, **how)
             facing = facing.after(turn, y, met, 1, lr=lr, steps=jnp.asarray(self.steps))
+        if share is not None and lower_set.cohorts:
+            way = jax.tree.map(lambda new, old: new[:1] - old[:1], y, turn.start)
+            share = jnp.minimum(share, calmed(state.share, state.spread, way))
         momentum = state.momentum
         if (mover := self._mover(lower_set)) is not None:
             y, momentum = mover(turn.start, y, momentum)
             if lower_set.agreement is not None:
                 # Momentum leads out of a set within which clients agree.
                 y = cast_like(lower_set.alone(y), y)
-        return y, OneRoundState(correction, known, share, state.agreement, facing, momentum)
+        return y, OneRoundState(
+            correction, known, share, state.agreement, facing, momentum, state.spread
+        )
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if y_hat had been `change` further when it was sent."""
