@@ -17,6 +17,7 @@ from aipod._misc.keys import coins, round_keys, subkeys
 from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
 from aipod.slots._settling import Met, land, settle
+from aipod.stepsize import one_of
 
 Gradient = Callable[[PyTree, PRNGKeyArray], PyTree]
 # The same with the memory of an estimator, which goes in and comes out; None without one.
@@ -32,6 +33,8 @@ class Skipped(NamedTuple):
         samples behind two iterations are independent, so these are free of their noise.
     - `met`: on a set with bounds what its projections met; else None.
     - `memory`: the oracle's, after the last iteration.
+    - `landed`: where the last projection led, of one client where all have the same; None where
+        nobody asked.
     """
 
     point: PyTree
@@ -40,6 +43,7 @@ class Skipped(NamedTuple):
     products: Array
     met: Met | None = None
     memory: Any = None
+    landed: PyTree = None
 
 
 def proxskip(
@@ -83,6 +87,7 @@ def watched_proxskip(
     last: bool = False,
     memory: Any = None,
     met: Met | None = None,
+    landed: PyTree = None,
 ) -> Skipped:
     """Runs `steps` iterations.
 
@@ -93,7 +98,8 @@ def watched_proxskip(
     otherwise:            v <- v_hat
 
     With `last` the last iteration always projects. `met`, on a set with bounds: what was met
-    before, with multipliers of 0.
+    before, with multipliers of 0. `landed`: where the last projection before this led, for those
+    who want to know of the next.
     """
     coin_key, keys = step_keys(key, steps)
     tosses = coins(coin_key, probability, steps)
@@ -101,7 +107,7 @@ def watched_proxskip(
         tosses = tosses.at[-1].set(True)
 
     def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Any, Any]) -> tuple[Any, Any]:
-        point, residual, before, met, memory = carry
+        point, residual, before, met, memory, landed = carry
         coin, draw_key, round_key = inputs
         slope, memory = gradient(point, draw_key, memory)
         whole = residual if met is None else met.whole(residual)
@@ -137,12 +143,16 @@ def watched_proxskip(
 
         # One scalar coin outside vmap: a skipped projection is not computed.
         new, corrected, pushed = jax.lax.cond(coin, projected, skipped)
-        return (new, corrected, seen, pushed, memory), product
+        if landed is not None:
+            kept = one_of(constraint, new)
+            landed = jax.tree.map(lambda a, b: jnp.where(coin, a, b), kept, landed)
+        return (new, corrected, seen, pushed, memory, landed), product
 
     inputs = (tosses, keys, round_keys(key, steps))
     nothing = optax.tree.zeros_like(start) if watched else None
-    carry, products = jax.lax.scan(body, (start, correction, nothing, met, memory), inputs)
-    return Skipped(carry[0], carry[1], jnp.sum(tosses), products, carry[3], carry[4])
+    first = (start, correction, nothing, met, memory, landed)
+    carry, products = jax.lax.scan(body, first, inputs)
+    return Skipped(carry[0], carry[1], jnp.sum(tosses), products, *carry[3:])
 
 
 def local_steps(

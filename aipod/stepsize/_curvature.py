@@ -60,8 +60,9 @@ class Curvature(eqx.Module):
     - `safety`: a factor on the step; below 1 is more careful.
     - `cap`: the longest step; by default there is none, since it would have units.
     - `iterations`: power iterations per outer step.
-    - `tempered`: in `OneRound`, the lower level of E3-AiPOD, take shorter steps where the local
-        ones undo each other, that is where they follow noise. Other slots ignore it.
+    - `tempered`: take shorter steps on y where they undo each other, that is where they follow
+        noise: in `OneRound`, the lower level of E3-AiPOD, and down to 1/4 of the step in
+        `ProjectedSGD` and `ProxSkip`, those of AiPOD, E-AiPOD and E2-AiPOD. Other slots ignore it.
 
     !!! example
         ```python

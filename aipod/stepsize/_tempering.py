@@ -1,47 +1,131 @@
-"""Shorter local steps where they follow noise: the step size as a share of the curvature's.
+"""Shorter steps on y where they follow noise: the step size as a share of the curvature's.
 
-The two halves of S local steps, which move y by a and then by b, agree by
+Two moves of y that follow each other, by a and then by b, agree by
 
     R = ||a + b||^2 / (||a||^2 + ||b||^2),
 
-2 when they are alike, 1 when they know nothing of each other, less when b undoes a. On convex
-quadratics without noise R is at least 1 for every step beta up to 1 / l, because the steps are
-(I - beta G)^s d, no two of which point apart. Where there is nothing but noise, R is
-(1 + exp(-S beta l / 2)) / 2: long steps carry noise into y that the next ones carry out again.
+2 when they are alike, 1 when they know nothing of each other, less when b undoes a. Long steps
+carry noise into y that the next ones carry out again, so that in noise R is below 1. Which moves
+are compared depends on what a slot can see.
 
-The share falls while R is below 3/4 and grows otherwise, up to 1. In mere noise it so rests at
-beta = 1.4 / (S l), where y averages over about the samples of one outer step. On a noiseless
-problem it stays at 1.
+Of `OneRound` they are the two halves of its S local steps. On convex quadratics without noise R is
+at least 1 for every step beta up to 1 / l, because the steps are (I - beta G)^s d, no two of which
+point apart. Where there is nothing but noise, R is (1 + exp(-S beta l / 2)) / 2. The share falls
+while R is below 3/4 and grows otherwise, up to 1. In mere noise it so rests at beta = 1.4 / (S l),
+where y averages over about the samples of one outer step. On a noiseless problem it stays at 1.
+
+`ProjectedSGD` and `ProxSkip` make few steps in an outer step, or one, and project in between. Only
+points that were projected are compared: a projection undoes the noise off the set, and that of
+single clients, however short the steps are. a leads from the mean of these points over the last 100
+outer steps to the last of them, and b from there to the new one. The share falls while R is below
+1: a lag behind y*(x) pulls it above 1 and noise below, and 1 is where both cost about the same, if
+all directions bend alike. They do not, and a lag in flat directions does not show beside the noise
+of the others. So the share does not fall below 1/4, nor below 1/2 where x finds its own pace: such
+an x slows down where y is behind. (With 1/4 hyper-cleaning on the gallery came to between 88 and
+99.7 % in place of 99 %.) Where batches are not random there is no noise, and y that turns back
+follows x: the share stays at 1.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from aipod._misc.tree import axpy
 from aipod.sets import AbstractSet
+from aipod.stepsize._curvature import Curvature
+from aipod.stepsize._stepsize import StepSize
 
-# Where the share rests. Nearer to 1 averages more, and is slower where noise is not the trouble.
+# Where the share of local steps rests. Nearer to 1 averages more, and is slower where noise is not
+# the trouble.
 _BALANCE = 0.75
 # log(share) moves by this times R - 3/4, but by no more than half of it, in one outer step.
 _PACE = 0.4
 _LEAST_SHARE = 1e-3
+# The same between projected points, at the end where x finds its own pace; and how many outer steps
+# the mean of these points looks back.
+_EVEN, _LEAST_OF_PROJECTED, _LEAST_OF_PACED = 1.0, 0.25, 0.5
+_MEMORY = 100
+
+
+def is_tempered(lr: StepSize) -> bool:
+    """Whether a step size asks for shorter steps in noise."""
+    return isinstance(lr, Curvature) and lr.tempered
 
 
 def agreement(lower_set: AbstractSet, start: PyTree, middle: PyTree, end: PyTree) -> Array:
     """R, over all clients; 1 where nothing moved."""
-
-    def square(before: PyTree, after: PyTree) -> Array:
-        way = optax.tree.sub(after, before)
-        return optax.tree.vdot(way, way)
-
-    measure = jax.vmap(square) if lower_set.per_client else square
+    measure = jax.vmap(_square) if lower_set.per_client else _square
     whole = lower_set.summed(measure(start, end))
     halves = lower_set.summed(measure(start, middle) + measure(middle, end))
+    return _ratio(whole, halves)
+
+
+def _square(before: PyTree, after: PyTree) -> Array:
+    way = optax.tree.sub(after, before)
+    return optax.tree.vdot(way, way)
+
+
+def _ratio(whole: Array, halves: Array) -> Array:
     return jnp.where(halves > 0, whole / jnp.where(halves > 0, halves, 1.0), 1.0)
 
 
-def tempered(share: Array, agreement: Array) -> Array:
+def tempered(
+    share: Array, agreement: Array, *, balance: float = _BALANCE, least: float = _LEAST_SHARE
+) -> Array:
     """The share of the step that the next outer step takes."""
-    change = jnp.exp(_PACE * jnp.clip(agreement - _BALANCE, -0.5, 0.5))
-    return jnp.clip(share * change, _LEAST_SHARE, 1).astype(share.dtype)
+    change = jnp.exp(_PACE * jnp.clip(agreement - balance, -0.5, 0.5))
+    return jnp.clip(share * change, least, 1).astype(share.dtype)
+
+
+class Tempering(eqx.Module):
+    """What a slot keeps that compares projected points.
+
+    - `share`: the share of the curvature's step in force.
+    - `mean`: of the projected points, over about the last 100 outer steps.
+    - `last`: the last of them, where an outer step may end without a projection; else None.
+
+    Where clients agree, the points are those of one client: after a projection all have the same,
+    so that nothing has to be sent.
+    """
+
+    share: Array
+    mean: PyTree
+    last: PyTree | None = None
+
+    @staticmethod
+    def first(
+        lr: StepSize, lower_set: AbstractSet, y: PyTree, *, skips: bool = False
+    ) -> "Tempering | None":
+        """Before the first step; None where steps are not tempered.
+
+        They are not where clients have no server: each would see the noise of its neighbours.
+
+        `skips`: whether the slot skips projections.
+        """
+        if not is_tempered(lr) or lower_set.apart:
+            return None
+        point = one_of(lower_set, y)
+        share = jnp.ones((), jnp.result_type(*jax.tree.leaves(y)))
+        return Tempering(share, point, point if skips and lower_set.constrained else None)
+
+    def after(
+        self, before: PyTree, point: PyTree, projected: Array | bool = True, *, paced: bool
+    ) -> "Tempering":
+        """After an outer step that led from one projected point to another, if it has `projected`.
+
+        Both points are those of one client. `paced`: whether x finds its own pace.
+        """
+        halves = _square(self.mean, before) + _square(before, point)
+        agreed = _ratio(_square(self.mean, point), halves)
+        least = _LEAST_OF_PACED if paced else _LEAST_OF_PROJECTED
+        share = tempered(self.share, agreed, balance=_EVEN, least=least)
+        mean = axpy(self.mean, 1 / _MEMORY, optax.tree.sub(before, self.mean))
+        new = Tempering(share, mean, None if self.last is None else point)
+        return jax.tree.map(lambda a, b: jnp.where(projected, a, b), new, self)
+
+
+def one_of(lower_set: AbstractSet, y: PyTree) -> PyTree:
+    """The point of one client, where all have the same after a projection; else y."""
+    return jax.tree.map(lambda leaf: leaf[0], y) if lower_set.per_client else y

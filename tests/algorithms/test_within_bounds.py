@@ -127,7 +127,7 @@ def test_the_lower_slots_find_y_and_the_multipliers(slot):
     state = solution.state.lower
     if slot != "ProjectedSGD":
         np.testing.assert_allclose(state.correction, gradient, atol=1e-8)
-    facing = state if slot == "ProjectedSGD" else state.facing
+    facing = state.facing
     active = np.asarray(y) == 0
     assert 3 <= np.sum(active) < 10
     np.testing.assert_array_equal(facing.active, np.where(active, -1, 0))

@@ -25,11 +25,11 @@ from aipod.stepsize import (
     Curvature,
     Rates,
     StepSize,
-    adapts,
     agreement,
     calmed,
     check_lr,
     check_steps,
+    is_tempered,
     spread_of,
     tempered,
 )
@@ -113,7 +113,7 @@ class OneRound(AbstractLower):
 
     @property
     def _tempered(self) -> bool:
-        return adapts(self.lr) and getattr(self.lr, "tempered", False)
+        return is_tempered(self.lr)
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")

@@ -10,15 +10,22 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_keys
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import Bilevel
+from aipod.problem import Bilevel, is_random
 from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
-from aipod.slots._facing import nothing_faced, on_face
+from aipod.slots._facing import Facing, nothing_faced, on_face
 from aipod.slots._proxskip import step_keys
 from aipod.slots._settling import Met
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
-from aipod.stepsize import Curvature, StepSize, check_lr, check_steps
+from aipod.stepsize import Curvature, StepSize, Tempering, check_lr, check_steps, one_of
+
+
+class ProjectedState(eqx.Module):
+    """On a set with bounds which of them are active; and how far steps are shortened in noise."""
+
+    facing: Facing | None = None
+    tempering: Tempering | None = None
 
 
 class ProjectedSGD(AbstractLower):
@@ -54,17 +61,21 @@ class ProjectedSGD(AbstractLower):
         return True
 
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
-        return nothing_faced(problem.lower_set, x, y, corrected=False)
+        facing = nothing_faced(problem.lower_set, x, y, corrected=False)
+        return ProjectedState(facing, Tempering.first(self.lr, problem.lower_set, y))
 
     def own(self, state: PyTree) -> PyTree:
         # y is projected in every step, so all clients meet the same bounds.
         return jax.tree.map(lambda _: False, state)
 
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
-        return on_face(problem, state)
+        return on_face(problem, state.facing)
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        lr, lower_set = turn.lr(self.lr), turn.lower_set
+        lr, lower_set, facing = turn.lr(self.lr), turn.lower_set, state.facing
+        tempering = state.tempering
+        if tempering is not None:
+            lr = lr * tempering.share
         gradient = lower_oracle(turn, self.steps)
 
         def bounded(
@@ -87,12 +98,15 @@ class ProjectedSGD(AbstractLower):
 
         # The samples' keys are those of ProxSkip, which with p = 1 then sees the same samples.
         keys = (step_keys(turn.key, self.steps)[1], round_keys(turn.key, self.steps))
-        if lower_set.affine:
+        if facing is None:
             (y, memory), _ = jax.lax.scan(body, (turn.y, turn.memory), keys)
-            cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
-            return y, state, cost
-        start = (turn.y, optax.tree.zeros_like(state.multipliers), turn.memory)
-        (y, met, memory), _ = jax.lax.scan(bounded, start, keys)
-        steps = jnp.asarray(self.steps)
+        else:
+            start = (turn.y, optax.tree.zeros_like(facing.multipliers), turn.memory)
+            (y, met, memory), _ = jax.lax.scan(bounded, start, keys)
+            steps = jnp.asarray(self.steps)
+            facing = facing.after(turn, y, Met(met), self.steps, lr=lr, steps=steps)
+        if tempering is not None and is_random(turn.problem.lower_samples):
+            points = one_of(lower_set, turn.y), one_of(lower_set, y)
+            tempering = tempering.after(*points, paced=turn.moves is not None)
         cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
-        return y, state.after(turn, y, Met(met), self.steps, lr=lr, steps=steps), cost
+        return y, ProjectedState(facing, tempering), cost

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from aipod.problem import Bilevel
+from aipod.problem import Bilevel, is_random
 from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
@@ -17,11 +17,18 @@ from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
 from aipod.slots.lower._one_round import OneRound
-from aipod.stepsize import Curvature, StepSize, check_lr, check_probability, check_steps
+from aipod.stepsize import (
+    Curvature,
+    StepSize,
+    Tempering,
+    check_lr,
+    check_probability,
+    check_steps,
+)
 
 
 class ProxSkipState(eqx.Module):
-    """The correction r; on a set with bounds also which of them are active.
+    """The correction r, on a set with bounds which are active, and how far steps are shortened.
 
     Where clients agree on a point within bounds, a client's correction is r and what all clients
     share (`facing.shared`).
@@ -29,6 +36,7 @@ class ProxSkipState(eqx.Module):
 
     correction: PyTree
     facing: Facing | None = None
+    tempering: Tempering | None = None
 
 
 @once_is_one_round
@@ -85,7 +93,8 @@ class ProxSkip(AbstractLower):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
         facing = nothing_faced(problem.lower_set, x, y)
-        return ProxSkipState(optax.tree.zeros_like(y), facing)
+        tempering = Tempering.first(self.lr, problem.lower_set, y, skips=True)
+        return ProxSkipState(optax.tree.zeros_like(y), facing, tempering)
 
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
@@ -100,7 +109,9 @@ class ProxSkip(AbstractLower):
         )
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
-        lr, facing = turn.lr(self.lr), state.facing
+        lr, facing, tempering = turn.lr(self.lr), state.facing, state.tempering
+        if tempering is not None:
+            lr = lr * tempering.share
         found = watched_proxskip(
             lower_oracle(turn, self.steps),
             turn.lower_set,
@@ -115,10 +126,17 @@ class ProxSkip(AbstractLower):
             watched=False,
             memory=turn.memory,
             met=None if facing is None else facing.met(),
+            landed=None if tempering is None else tempering.last,
         )
         if found.met is not None:
             y, made = found.point, found.projections
             steps = jnp.maximum(self.steps, 1 / self.prob)
             facing = facing.after(turn, y, found.met, made, lr=lr, steps=steps)
+        if tempering is not None and is_random(turn.problem.lower_samples):
+            # Where the set is the whole space, every point is as good as projected.
+            points: Any = (tempering.last, found.landed, found.projections > 0)
+            if tempering.last is None:
+                points = (turn.y, found.point)
+            tempering = tempering.after(*points, paced=turn.moves is not None)
         cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
-        return found.point, ProxSkipState(found.correction, facing), cost
+        return found.point, ProxSkipState(found.correction, facing, tempering), cost
