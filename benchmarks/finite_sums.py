@@ -137,26 +137,31 @@ def curve(
     case_: Case, solver: Callable[[Any, Any], Any], epochs: bool, budget: int, rows: int
 ) -> Callable[..., Any]:
     """(lower step, upper step, key) -> samples and ||grad F||^2 in so many rows of a run."""
-    problem = case_.problem(epochs)
+    problem, measure = case_.problem(epochs), case_.measure
 
     def run(lower: Any, upper: Any, key: Any) -> tuple[Any, Any]:
-        made_solver = solver(lower, upper)
-        state = made_solver.initial(problem, case_.x0, case_.y0)
-
-        def spent(state: Any) -> Any:
-            return state.counts.upper_samples + state.counts.lower_samples
-
-        def row(state: Any, target: Any) -> tuple[Any, Any]:
-            state = jax.lax.while_loop(
-                lambda s: spent(s) < target,
-                lambda s: made_solver.traced_step(problem, s, key),
-                state,
-            )
-            return state, (spent(state), case_.measure(state.x))
-
-        return jax.lax.scan(row, state, jnp.asarray(np.linspace(0, budget, rows)))[1]
+        targets = np.linspace(0, budget, rows)
+        start = case_.x0, case_.y0
+        return path(problem, solver(lower, upper), start, key, targets, lambda x, _: measure(x))
 
     return run
+
+
+def path(
+    problem: Any, solver: Any, start: Any, key: Any, targets: Any, measure: Callable[..., Any]
+) -> tuple[Any, Any]:
+    """Samples and measure(x, y) in the first states of a run with so many samples each."""
+
+    def spent(state: Any) -> Any:
+        return state.counts.upper_samples + state.counts.lower_samples
+
+    def row(state: Any, target: Any) -> tuple[Any, Any]:
+        state = jax.lax.while_loop(
+            lambda s: spent(s) < target, lambda s: solver.traced_step(problem, s, key), state
+        )
+        return state, (spent(state), measure(state.x, state.y))
+
+    return jax.lax.scan(row, solver.initial(problem, *start), jnp.asarray(targets))[1]
 
 
 def inverse_root(first: Any) -> Callable[[Any], Any]:

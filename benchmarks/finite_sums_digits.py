@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from finite_sums import first_below, inverse_root
+from finite_sums import first_below, inverse_root, path
 
 import aipod
 
@@ -100,20 +100,7 @@ def curve(problem: Any, measure: Any, solver: Callable[[Any, Any], Any]) -> Call
     targets = np.geomspace(BUDGET / 500, BUDGET, ROWS)
 
     def run(b: Any, a: Any, key: Any) -> tuple[Any, Any]:
-        made_solver = solver(b, a)
-
-        def spent(state: Any) -> Any:
-            return state.counts.upper_samples + state.counts.lower_samples
-
-        def row(state: Any, target: Any) -> tuple[Any, Any]:
-            state = jax.lax.while_loop(
-                lambda s: spent(s) < target,
-                lambda s: made_solver.traced_step(problem, s, key),
-                state,
-            )
-            return state, (spent(state), measure(state.x, state.y))
-
-        return jax.lax.scan(row, made_solver.initial(problem, *start()), jnp.asarray(targets))[1]
+        return path(problem, solver(b, a), start(), key, targets, measure)
 
     return run
 
