@@ -6,13 +6,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod.problem import Bilevel, is_random
 from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
-from aipod.slots._proxskip import watched_proxskip
+from aipod.slots._proxskip import Skipped, watched_proxskip
+from aipod.slots._settling import settle
 from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -21,10 +22,15 @@ from aipod.stepsize import (
     Curvature,
     StepSize,
     Tempering,
+    adapts,
     check_lr,
     check_probability,
     check_steps,
+    one_of,
 )
+
+# How far y may be off a set that moves with x, as a share of how far y = 0 is off it.
+_FAR = 0.1
 
 
 class ProxSkipState(eqx.Module):
@@ -50,7 +56,9 @@ class ProxSkip(AbstractLower):
 
     r and y are carried over from one outer step to the next; r tends to grad_y g(x, y*(x)), so
     the skipped projections leave no error behind. On a set with bounds the entries of r hold their
-    multipliers, which tell the bounds that are active.
+    multipliers, which tell the bounds that are active. Where steps follow the curvature and the set
+    moves with x, an outer step that would leave y off by more than a tenth of what the constraint
+    asks ends with a projection.
 
     **Arguments:**
 
@@ -128,6 +136,8 @@ class ProxSkip(AbstractLower):
             met=None if facing is None else facing.met(),
             landed=None if tempering is None else tempering.last,
         )
+        if adapts(self.lr) and turn.problem.lower_set.coupled and found.met is None:
+            found = self._unless_far(turn, found, lr)
         if found.met is not None:
             y, made = found.point, found.projections
             steps = jnp.maximum(self.steps, 1 / self.prob)
@@ -140,3 +150,39 @@ class ProxSkip(AbstractLower):
             tempering = tempering.after(*points, paced=turn.moves is not None)
         cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
         return found.point, ProxSkipState(found.correction, facing, tempering), cost
+
+    def _unless_far(self, turn: Turn, found: Skipped, lr: Array) -> Skipped:
+        """What was found, projected where y is far off a set that moves with x.
+
+        Local steps lead off the set while x carries it away, and where the lower level is not
+        defined everywhere, y must not be far from it. The last of them then counts as one that
+        projects. Far is a share of what y = 0 would be off by, which has the same unit.
+        """
+        nothing = optax.tree.zeros_like(found.point)
+        off, scale = (
+            optax.tree.norm(turn.lower_set.residual(point)) for point in (found.point, nothing)
+        )
+
+        def projected() -> tuple[PyTree, PyTree]:
+            return settle(
+                turn.lower_set,
+                found.point,
+                found.correction,
+                lr=lr,
+                probability=self.prob,
+                key=turn.key,
+            )[:2]
+
+        # A scale of 0, a set through 0, tells nothing.
+        far = (off > _FAR * scale) & (scale > 0)
+        point, correction = jax.lax.cond(far, projected, lambda: (found.point, found.correction))
+        landed = found.landed
+        if landed is not None:
+            here = one_of(turn.lower_set, point)
+            landed = jax.tree.map(lambda a, b: jnp.where(far, a, b), here, landed)
+        return found._replace(
+            point=point,
+            correction=correction,
+            projections=found.projections + far,
+            landed=landed,
+        )
