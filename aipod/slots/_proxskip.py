@@ -88,6 +88,7 @@ def watched_proxskip(
     memory: Any = None,
     met: Met | None = None,
     landed: PyTree = None,
+    far: Callable[[PyTree], Array] | None = None,
 ) -> Skipped:
     """Runs `steps` iterations.
 
@@ -97,21 +98,23 @@ def watched_proxskip(
     with probability p:   v <- project(v_hat - (lr / p) r),   r <- r + (p / lr) (v - v_hat)
     otherwise:            v <- v_hat
 
-    With `last` the last iteration always projects. `met`, on a set with bounds: what was met
-    before, with multipliers of 0. `landed`: where the last projection before this led, for those
-    who want to know of the next.
+    With `last` the last iteration always projects, and with `far` where that says so of v_hat.
+    `met`, on a set with bounds: what was met before, with multipliers of 0. `landed`: where the
+    last projection before this led, for those who want to know of the next.
     """
     coin_key, keys = step_keys(key, steps)
     tosses = coins(coin_key, probability, steps)
     if last:
         tosses = tosses.at[-1].set(True)
 
-    def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Any, Any]) -> tuple[Any, Any]:
+    def body(carry: tuple[PyTree, ...], inputs: tuple[Array, Array, Any, Any]) -> tuple[Any, Any]:
         point, residual, before, met, memory, landed = carry
-        coin, draw_key, round_key = inputs
+        coin, ends, draw_key, round_key = inputs
         slope, memory = gradient(point, draw_key, memory)
         whole = residual if met is None else met.whole(residual)
         ahead = local_step(slope, point, whole, lr)
+        if far is not None:
+            coin = coin | jax.lax.cond(ends, far, lambda _: jnp.asarray(False), ahead)
         seen = product = None
         if watched:
             seen = optax.tree.sub(slope, whole)
@@ -146,13 +149,13 @@ def watched_proxskip(
         if landed is not None:
             kept = one_of(constraint, new)
             landed = jax.tree.map(lambda a, b: jnp.where(coin, a, b), kept, landed)
-        return (new, corrected, seen, pushed, memory, landed), product
+        return (new, corrected, seen, pushed, memory, landed), (product, coin)
 
-    inputs = (tosses, keys, round_keys(key, steps))
+    inputs = (tosses, jnp.arange(steps) == steps - 1, keys, round_keys(key, steps))
     nothing = optax.tree.zeros_like(start) if watched else None
     first = (start, correction, nothing, met, memory, landed)
-    carry, products = jax.lax.scan(body, first, inputs)
-    return Skipped(carry[0], carry[1], jnp.sum(tosses), products, *carry[3:])
+    carry, (products, made) = jax.lax.scan(body, first, inputs)
+    return Skipped(carry[0], carry[1], jnp.sum(made), products, *carry[3:])
 
 
 def local_steps(

@@ -18,10 +18,9 @@ from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import inner
 from aipod.sets import AbstractSet
+from aipod.stepsize._tempering import tempered
 
 _BALANCE, _LEAST_SHARE = 0.3, 0.2
-# log(share) moves by this times the distance to the balance, but by no more than half of it.
-_PACE = 0.4
 
 
 def spread_of(lower_set: AbstractSet, start: PyTree, end: PyTree) -> Array:
@@ -37,5 +36,4 @@ def calmed(share: Array, spread: Array, way: PyTree) -> Array:
     mean = inner(way, way)
     chance = jnp.maximum(total / clients - mean, 0.0) / jnp.maximum(clients - 1, 1.0)
     ratio = jnp.where(mean > 0, chance / jnp.where(mean > 0, mean, 1.0), 0.0)
-    change = jnp.exp(_PACE * jnp.clip(_BALANCE - ratio, -0.5, 0.5))
-    return jnp.clip(share * change, _LEAST_SHARE, 1).astype(share.dtype)
+    return tempered(share, -ratio, balance=-_BALANCE, least=_LEAST_SHARE)

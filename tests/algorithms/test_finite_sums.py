@@ -174,15 +174,19 @@ def test_the_rivals_run_in_single_precision(solver):
     assert float(aipod.stationarity(problem, solution.x, y)) < 0.02 * before
 
 
-def test_slots_that_share_draws_read_one_counter():
-    """Else a program finds the same minibatch, and what its derivatives share, once for each."""
+def _small_sums():
     rng = np.random.default_rng(0)
     data = aipod.Minibatches(jnp.asarray(rng.normal(size=(12, 2))), 4, epochs=True)
 
     def loss(x, y, batch):
         return jnp.mean((batch @ y - x[0]) ** 2) + jnp.sum(y**2)
 
-    problem = aipod.Bilevel(loss, loss, upper_samples=data, lower_samples=data)
+    return aipod.Bilevel(loss, loss, upper_samples=data, lower_samples=data)
+
+
+def test_slots_that_share_draws_read_one_counter():
+    """Else a program finds the same minibatch, and what its derivatives share, once for each."""
+    problem = _small_sums()
 
     def read(solver, steps):
         state = solver.init(problem, jnp.zeros(2), jnp.zeros(2))
@@ -205,13 +209,7 @@ def test_slots_that_share_draws_read_one_counter():
 
 def test_a_step_on_shared_draws_is_one_straight_program():
     """Each of these would cost a small step more than its derivatives do."""
-    rng = np.random.default_rng(0)
-    data = aipod.Minibatches(jnp.asarray(rng.normal(size=(12, 2))), 4, epochs=True)
-
-    def loss(x, y, batch):
-        return jnp.mean((batch @ y - x[0]) ** 2) + jnp.sum(y**2)
-
-    problem = aipod.Bilevel(loss, loss, upper_samples=data, lower_samples=data)
+    problem = _small_sums()
     solver = aipod.SOBA(upper_lr=0.1, lower_lr=0.1, adjoint_lr=0.1, shared=True)
     state = solver.init(problem, jnp.zeros(2), jnp.zeros(2))
 

@@ -346,6 +346,18 @@ class Killed(BaseException):
     """The server's process ends in the midst of it."""
 
 
+def killed_at(at):
+    """For `serve`: the process ends before this message leaves, counted from 1."""
+    messages = []
+
+    def before(node, message):
+        messages.append(node)
+        if len(messages) == at:
+            raise Killed
+
+    return before
+
+
 def test_a_client_that_loses_its_state_again_and_again_is_refused(ridge, tmp_path, eager):
     """Each time corrections begin anew; without them the others would go astray."""
     resets = []
@@ -371,15 +383,8 @@ def test_a_client_that_loses_its_state_again_and_again_is_refused(ridge, tmp_pat
 @pytest.mark.parametrize("at", [5, 11])
 def test_a_killed_server_goes_on_bit_for_bit(ridge, tmp_path, at):
     whole = serve(ridge, E3, tmp_path / "whole", {"outer-steps": 4}, record=both)[1]
-    messages = []
-
-    def before(node, message):
-        messages.append(node)
-        if len(messages) == at:
-            raise Killed
-
     with pytest.raises(Killed):
-        serve(ridge, E3, tmp_path / "cut", {"outer-steps": 4}, before=before, record=both)
+        serve(ridge, E3, tmp_path / "cut", {"outer-steps": 4}, before=killed_at(at), record=both)
     resume = {"outer-steps": 4}
     saved = any((tmp_path / "cut" / "checkpoints").glob("*.npz"))
     # The first three messages are greetings; answers are written down before they leave.

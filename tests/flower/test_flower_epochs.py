@@ -27,6 +27,7 @@ from tests.flower.test_flower import (
     Scripted,
     _broadcasting,  # noqa: F401
     both,
+    killed_at,
     serve,
     upper_key,
 )
@@ -151,15 +152,8 @@ def test_a_client_that_is_sent_back_takes_its_draws_back(ridge, tmp_path):
 def test_killed_in_mid_run_it_goes_on_bit_for_bit(ridge, tmp_path, at):
     """The server dies, and every client's process with it: epochs go on from the disk."""
     whole = serve(ridge, E2, tmp_path / "whole", {"outer-steps": 7}, record=both)[1]
-    messages = []
-
-    def before(node, message):
-        messages.append(node)
-        if len(messages) == at:
-            raise Killed
-
     with pytest.raises(Killed):
-        serve(ridge, E2, tmp_path / "cut", {"outer-steps": 7}, before=before, record=both)
+        serve(ridge, E2, tmp_path / "cut", {"outer-steps": 7}, before=killed_at(at), record=both)
     resume = {"outer-steps": 7}
     if any((tmp_path / "cut" / "checkpoints").glob("*.npz")):
         resume["resume-from"] = str(tmp_path / "cut" / "checkpoints")
@@ -243,15 +237,9 @@ def test_draws_follow_the_step_that_the_server_asks_for(ridge, step, expected):
 
 def test_an_estimator_keeps_its_tables_on_the_client(ridge, tmp_path):
     """Also over the death of all processes; the server sees nothing of them."""
-    solver, messages = dataclasses.replace(E3, estimator=aipod.SAGA()), []
-
-    def before(node, message):
-        messages.append(node)
-        if len(messages) == 12:
-            raise Killed
-
+    solver = dataclasses.replace(E3, estimator=aipod.SAGA())
     with pytest.raises(Killed):
-        serve(ridge, solver, tmp_path, {"outer-steps": 5}, before=before, record=both)
+        serve(ridge, solver, tmp_path, {"outer-steps": 5}, before=killed_at(12), record=both)
     resume = {"outer-steps": 5, "resume-from": str(tmp_path / "checkpoints")}
     _, columns, _, error = serve(ridge, solver, tmp_path, resume, record=both, run=2)
     assert error is None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import aipod
+from aipod import federated
 
 KEY = jax.random.key(0)
 
@@ -50,3 +51,22 @@ def test_a_set_that_stays_is_left_to_chance():
 @pytest.mark.parametrize("lr", [0.1, aipod.Curvature()], ids=["number", "curvature"])
 def test_with_every_step_projected_nothing_is_added(lr):
     assert run(lr, moving, steps=10, prob=1.0)[1] == 50
+
+
+def test_clients_leave_it_to_chance():
+    """They cannot tell how far off y is without a round."""
+
+    def loss(x, y, batch):
+        return 0.5 * jnp.sum((y - x - jnp.mean(batch, axis=0)) ** 2)
+
+    data = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4, 3)))
+    within = aipod.Affine(jnp.ones((1, 3)), 1.0, moving)
+    problem = federated.federate(loss, loss, data, data, batch_size=None, lower_set=within)
+    start = federated.replicate(jnp.zeros(3), 6)
+    made = [
+        aipod.solve(
+            problem, aipod.EAiPOD(upper_lr=0.1, lower_lr=lr), start, start, 30, key=KEY
+        ).ledger.lower_projections
+        for lr in (0.1, aipod.Curvature())
+    ]
+    assert made[0] == made[1]

@@ -1,5 +1,6 @@
 """ProxSkip: the lower level of E-AiPOD and E2-AiPOD."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,8 +13,7 @@ from aipod.problem import Bilevel, is_random
 from aipod.slots._asking import lower_oracle
 from aipod.slots._cost import Cost
 from aipod.slots._facing import Facing, nothing_faced, on_face
-from aipod.slots._proxskip import Skipped, watched_proxskip
-from aipod.slots._settling import settle
+from aipod.slots._proxskip import watched_proxskip
 from aipod.slots._spelling import once_is_one_round
 from aipod.slots._turn import Turn
 from aipod.slots.lower._base import AbstractLower
@@ -26,7 +26,6 @@ from aipod.stepsize import (
     check_lr,
     check_probability,
     check_steps,
-    one_of,
 )
 
 # How far y may be off a set that moves with x, as a share of how far y = 0 is off it.
@@ -135,9 +134,8 @@ class ProxSkip(AbstractLower):
             memory=turn.memory,
             met=None if facing is None else facing.met(),
             landed=None if tempering is None else tempering.last,
+            far=self._far(turn) if facing is None else None,
         )
-        if adapts(self.lr) and turn.problem.lower_set.coupled and found.met is None:
-            found = self._unless_far(turn, found, lr)
         if found.met is not None:
             y, made = found.point, found.projections
             steps = jnp.maximum(self.steps, 1 / self.prob)
@@ -151,38 +149,16 @@ class ProxSkip(AbstractLower):
         cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
         return found.point, ProxSkipState(found.correction, facing, tempering), cost
 
-    def _unless_far(self, turn: Turn, found: Skipped, lr: Array) -> Skipped:
-        """What was found, projected where y is far off a set that moves with x.
+    def _far(self, turn: Turn) -> Callable[[PyTree], Array] | None:
+        """Whether a point is far off a set that moves with x; None where y may be.
 
         Local steps lead off the set while x carries it away, and where the lower level is not
-        defined everywhere, y must not be far from it. The last of them then counts as one that
-        projects. Far is a share of what y = 0 would be off by, which has the same unit.
+        defined everywhere, y must not be far from it. Far is a share of what y = 0 would be off by,
+        which has the same unit. Clients cannot tell it without a round.
         """
-        nothing = optax.tree.zeros_like(found.point)
-        off, scale = (
-            optax.tree.norm(turn.lower_set.residual(point)) for point in (found.point, nothing)
-        )
-
-        def projected() -> tuple[PyTree, PyTree]:
-            return settle(
-                turn.lower_set,
-                found.point,
-                found.correction,
-                lr=lr,
-                probability=self.prob,
-                key=turn.key,
-            )[:2]
-
+        lower_set, whole = turn.lower_set, turn.problem.lower_set
+        if not adapts(self.lr) or not whole.coupled or whole.federated:
+            return None
+        scale = optax.tree.norm(lower_set.residual(optax.tree.zeros_like(turn.y)))
         # A scale of 0, a set through 0, tells nothing.
-        far = (off > _FAR * scale) & (scale > 0)
-        point, correction = jax.lax.cond(far, projected, lambda: (found.point, found.correction))
-        landed = found.landed
-        if landed is not None:
-            here = one_of(turn.lower_set, point)
-            landed = jax.tree.map(lambda a, b: jnp.where(far, a, b), here, landed)
-        return found._replace(
-            point=point,
-            correction=correction,
-            projections=found.projections + far,
-            landed=landed,
-        )
+        return lambda y: (optax.tree.norm(lower_set.residual(y)) > _FAR * scale) & (scale > 0)
