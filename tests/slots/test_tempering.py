@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import aipod
 from aipod import federated
+from aipod.solving._convergence import _lag
 
 KEY = jax.random.key(0)
 MAKE = {
@@ -119,6 +121,15 @@ def test_noise_off_the_set_shortens_nothing():
     problem = dataclasses.replace(problem, lower=lower)
     state, _ = after(aipod.EAiPOD(**STILL), problem, x, y, 300)
     assert float(state.lower.tempering.share) == 1.0
+
+
+@pytest.mark.parametrize("name", ["AiPOD", "E-AiPOD"])
+def test_the_statement_knows_that_short_steps_follow_x_less_quickly(name):
+    problem, x, y = problem_of(samples=aipod.Noise(0.1))
+    solver = MAKE[name](**STILL)
+    state = solver.init(problem, x, y)
+    short = eqx.tree_at(lambda s: s.lower.tempering.share, state, jnp.asarray(0.1))
+    assert _lag(solver, short, 0.5) == pytest.approx(10 * _lag(solver, state, 0.5))
 
 
 @pytest.mark.parametrize("name", ["AiPOD", "E-AiPOD"])

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_keys
 from aipod._misc.tree import axpy, cast_like
@@ -70,6 +70,9 @@ class ProjectedSGD(AbstractLower):
 
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
+
+    def share(self, state: PyTree) -> Array | float:
+        return 1.0 if state.tempering is None else state.tempering.share
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set, facing = turn.lr(self.lr), turn.lower_set, state.facing

@@ -106,6 +106,9 @@ class ProxSkip(AbstractLower):
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
 
+    def share(self, state: PyTree) -> Array | float:
+        return 1.0 if state.tempering is None else state.tempering.share
+
     def common(self, problem: Bilevel) -> bool:
         return problem.lower_set.cohorts
 
