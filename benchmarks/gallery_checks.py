@@ -45,9 +45,10 @@ def _solved(exhibit: Exhibit, solver: aipod.Alternating, steps: int, seed: int) 
     )
 
 
-def statement(name: str, solver: aipod.Alternating, *, steps: int, seed: int) -> dict[str, Any]:
+def statement(
+    exhibit: Exhibit, solver: aipod.Alternating, *, steps: int, seed: int
+) -> dict[str, Any]:
     """What a run says of its convergence, beside the exact stationarity."""
-    exhibit = PROBLEMS[name]()
     solution = _solved(exhibit, solver, steps, seed)
     said = solution.convergence
     first = float(aipod.stationarity(exhibit.problem, exhibit.x0, exhibit.y0))
@@ -59,12 +60,12 @@ def statement(name: str, solver: aipod.Alternating, *, steps: int, seed: int) ->
     share = last / max(first, (said.start or 0.0) if said else 0.0)
     says = solution.converged
     right = share <= YES if says else share >= NO if says is False else True
-    return {"problem": name, "converged": says, "share": share, "right": right}
+    return {"converged": says, "share": share, "right": right}
 
 
-def units(name: str, solver: aipod.Alternating, *, steps: int, seed: int) -> dict[str, Any]:
+def units(exhibit: Exhibit, solver: aipod.Alternating, *, steps: int, seed: int) -> dict[str, Any]:
     """The share of the improvement for every unit of x and factor of f."""
-    exhibit, shares = PROBLEMS[name](), {}
+    shares = {}
     for unit, scale in UNITS:
         other = in_units(exhibit, jnp.asarray(unit), scale)
         solution = _solved(other, solver, steps, seed)
@@ -73,31 +74,30 @@ def units(name: str, solver: aipod.Alternating, *, steps: int, seed: int) -> dic
             shares[f"x {unit:g}, f {scale:g}"] = exhibit.share(exhibit.value(back))
         except RuntimeError:
             shares[f"x {unit:g}, f {scale:g}"] = -math.inf
-    return {"problem": name, "shares": shares}
+    return {"shares": shares}
 
 
 def check(
     chosen: argparse.Namespace, solvers: Iterable[tuple[str, str, aipod.Alternating]]
 ) -> list[dict[str, Any]]:
     """All runs of `--statement` or `--units`, for (problem, name, solver); prints a line each."""
-    looked, rows, last = statement if chosen.statement else units, [], ""
+    looked, rows = statement if chosen.statement else units, []
+    exhibit, last = None, ""
     with jax.enable_x64(True):
         for problem, name, solver in solvers:
             if chosen.units and problem not in IN_UNITS:
                 continue
-            if problem != last:
-                # Every run builds its problem anew; a system allows a process only so many
-                # programs.
+            if exhibit is None or problem != last:
+                # A system allows a process only so many programs.
                 jax.clear_caches()
-            last = problem
-            exhibit = PROBLEMS[problem]()
+                exhibit, last = PROBLEMS[problem](), problem
             try:
                 solver.init(exhibit.problem, exhibit.x0, exhibit.y0)
             except ValueError:
                 continue
             for seed in range(chosen.seeds):
-                found = looked(problem, solver, steps=chosen.steps or exhibit.steps, seed=seed)
-                rows.append({"solver": name, "seed": seed} | found)
+                found = looked(exhibit, solver, steps=chosen.steps or exhibit.steps, seed=seed)
+                rows.append({"problem": problem, "solver": name, "seed": seed} | found)
                 print(json.dumps(rows[-1]), flush=True)
     return rows
 
