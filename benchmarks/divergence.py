@@ -3,6 +3,7 @@
     python benchmarks/divergence.py                    # everything: 3 to 5 minutes on 2 cores
     python benchmarks/divergence.py --only growing,jumps --variants 5
     python benchmarks/divergence.py --json benchmarks/results/divergence.json
+    python benchmarks/divergence.py --docs benchmarks/results/divergence.json  # onto the page
 
 Three kinds of problems on which `aipod.Curvature` could underestimate what it meets:
 
@@ -44,6 +45,7 @@ SOLVERS: dict[str, Callable[..., aipod.Alternating]] = {
 RIDGE = ("normal-1", "normal-2", "normal-8", "t-1", "t-2", "t-8")
 STARTS = ("normal-2-away", "t-2-away", "normal-2-near", "t-2-near")
 KINDS = ("growing", "rotated", *RIDGE, *STARTS, "jumps")
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 # Fixed lower steps, as multiples of 1 / (the largest curvature at the start).
 GRID = tuple(2.0**k for k in range(-10, 3))
 SOLVED = 1e-8
@@ -83,10 +85,7 @@ def growing(variants: int, *, rotated: bool) -> tuple[Any, Any]:
 def ridge(
     variants: int, *, batch: int, heavy: bool, first: float = -2.0, spread: float = 0.0
 ) -> tuple[Any, Any]:
-    """Arrays of all variants, and (solver, key, arrays) -> outcome.
-
-    `first`: where x starts. `spread`: of the random start of y.
-    """
+    """The same, with x from `first` on and y from a random start of this `spread`."""
     found = []
     for seed in range(variants):
         rng = np.random.default_rng(seed)
@@ -156,9 +155,8 @@ def together(kind: str, make: Callable[..., Any], variants: int) -> tuple[Any, A
         data, outcome = growing(variants, rotated=kind == "rotated")
     else:
         features, batch, *start = kind.split("-")
-        options: Any = {"first": -6.0} if "near" in start else {}
-        options |= {"spread": 2.0} if "away" in start else {}
-        data, outcome = ridge(variants, batch=int(batch), heavy=features == "t", **options)
+        begun = {"near": {"first": -6.0}, "away": {"spread": 2.0}}.get("".join(start), {})
+        data, outcome = ridge(variants, batch=int(batch), heavy=features == "t", **begun)
         exact = jax.jit(jax.vmap(lambda one: outcome(None, None, one)))(data)
     keys = jax.random.split(jax.random.key(1), variants)
     by_curvature = jax.jit(jax.vmap(lambda key, one: outcome(make(upper_lr=UPPER), key, one)))
@@ -247,13 +245,41 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def of_ratios(rows: list[dict[str, Any]]) -> str:
+    """Kinds by solvers: the ratio, and in brackets that of exact descent; what diverged."""
+    solvers = list(dict.fromkeys(row["solver"] for row in rows))
+    lines = ["| kind | " + " | ".join(solvers) + " |", "|---|" + "---|" * len(solvers)]
+    by_place = {(row["kind"], row["solver"]): row for row in rows}
+
+    def cell(found: dict[str, Any]) -> str:
+        text = f"{found['ratio']:.2f}"
+        text += "" if found["exact"] is None else f" ({found['exact']:.2f})"
+        return text + (f", {found['diverged']} diverged" if found["diverged"] else "")
+
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        cells = (cell(by_place[kind, solver]) for solver in solvers)
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def into_page(rows: list[dict[str, Any]], page: Path = PAGE) -> None:
+    """Puts the table of ratios into the page between its two marks."""
+    before, begin, rest = page.read_text().partition("<!-- divergence: begin -->\n")
+    _, end, after = rest.partition("<!-- divergence: end -->")
+    write_text(page, f"{before}{begin}{of_ratios(rows)}\n{end}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(KINDS), help="kinds, with commas")
     parser.add_argument("--solvers", default=",".join(SOLVERS))
     parser.add_argument("--variants", type=int, help="in place of 20, and 30 for ridge")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
+    parser.add_argument("--docs", type=Path, help="put such a file into docs/benchmarks.md")
     chosen = parser.parse_args()
+    if chosen.docs:
+        into_page(json.loads(chosen.docs.read_text()))
+        return
     if unknown := set(chosen.only.split(",")) - set(KINDS):
         parser.error(f"--only: no kind {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}.")
     jax.config.update("jax_enable_x64", True)
