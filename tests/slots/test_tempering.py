@@ -161,24 +161,3 @@ def test_a_number_is_taken_as_it_is():
     for name in ("AiPOD", "E-AiPOD"):
         state = MAKE[name](lower_lr=0.5, **STILL).init(problem, x, y)
         assert state.lower.tempering is None
-
-
-def test_one_round_shortens_its_steps_over_outer_steps_too():
-    """Where upper_lr is given: an x that finds its own pace, or has clients, is as before."""
-    problem, x, y = problem_of(samples=aipod.Noise(0.1))
-    solver = aipod.E3AiPOD(**STILL)
-    state, gaps = after(solver, problem, x, y, 300)
-    # Of the share at which the halves of an outer step agree, 1.4 / 20.
-    assert float(state.lower.tempering.share) < 0.15
-    assert float(solver.lower.share(state.lower)) < 0.02
-    paced, longer = after(aipod.E3AiPOD(), problem, x, y, 300, lambda x, step: jnp.zeros_like(x))
-    assert float(paced.lower.tempering.share) == 1.0
-    assert float(jnp.mean(longer[-100:]) / jnp.mean(gaps[-100:])) > 3
-    data = jnp.zeros((2, 1, 30))
-    clients = federated.federate(_away, _away, data, data, batch_size=None)
-    start = (federated.replicate(leaf, 2) for leaf in (x, y))
-    assert solver.init(clients, *start).lower.tempering is None
-
-
-def _away(x, y, batch):
-    return 0.5 * jnp.mean((batch - (x + y)[None]) ** 2)

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import Bilevel, is_random
+from aipod.problem import Bilevel
 from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
 from aipod.slots._compression import check_compression
@@ -25,7 +25,6 @@ from aipod.stepsize import (
     Curvature,
     Rates,
     StepSize,
-    Tempering,
     agreement,
     calmed,
     check_lr,
@@ -47,7 +46,6 @@ class OneRoundState(eqx.Module):
     - `facing`: on a set with bounds, which of them are active.
     - `momentum`: the state of the optimiser that moves y.
     - `spread`: with tempered steps of clients, how far the last local steps of a cohort led apart.
-    - `tempering`: without clients, how far steps are shortened by what several outer steps do.
     """
 
     correction: PyTree
@@ -57,7 +55,6 @@ class OneRoundState(eqx.Module):
     facing: Facing | None = None
     momentum: PyTree | None = None
     spread: Array | None = None
-    tempering: Tempering | None = None
 
 
 class OneRound(AbstractLower):
@@ -130,10 +127,7 @@ class OneRound(AbstractLower):
             return state
         one = jnp.ones(problem.lower_set.apart, jnp.result_type(*jax.tree.leaves(y)))
         spread = jnp.ones(2, one.dtype) if problem.lower_set.together else None
-        state = dataclasses.replace(state, share=one, agreement=one, spread=spread)
-        if problem.lower_set.federated:
-            return state
-        return dataclasses.replace(state, tempering=Tempering.first(self.lr, problem.lower_set, y))
+        return dataclasses.replace(state, share=one, agreement=one, spread=spread)
 
     def common(self, problem: Bilevel) -> bool:
         return True
@@ -156,12 +150,10 @@ class OneRound(AbstractLower):
         return Mover.of("lower_optimizer", self.optimizer, lower_set, default)
 
     def share(self, state: PyTree) -> Array | float:
-        if state.share is None or state.tempering is None:
-            return 1.0 if state.share is None else state.share
-        return state.share * state.tempering.share
+        return 1.0 if state.share is None else state.share
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
-        return rates(self.lr) * self.share(state)
+        return rates(self.lr) if state.share is None else rates(self.lr) * state.share
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         shared = None if state.facing is None else state.facing.shared
@@ -198,10 +190,6 @@ class OneRound(AbstractLower):
         else:
             y, correction, met, known = land(lower_set, *before, facing.met(), state.known, **how)
             facing = facing.after(turn, y, met, 1, lr=lr, steps=jnp.asarray(self.steps))
-        if share is not None and state.tempering is not None:
-            # Steps that several outer steps have shortened agree better than those of one would.
-            shorter = state.tempering.share < 1
-            share = jnp.where(shorter, jnp.minimum(share, state.share), share)
         if share is not None and lower_set.cohorts:
             way = jax.tree.map(lambda new, old: new[:1] - old[:1], y, turn.start)
             share = jnp.minimum(share, calmed(state.share, state.spread, way))
@@ -211,19 +199,9 @@ class OneRound(AbstractLower):
             if lower_set.agreement is not None:
                 # Momentum leads out of a set within which clients agree.
                 y = cast_like(lower_set.alone(y), y)
-        new = OneRoundState(
+        return y, OneRoundState(
             correction, known, share, state.agreement, facing, momentum, state.spread
         )
-        return y, dataclasses.replace(new, tempering=self._calmer(turn, state.tempering, y))
-
-    def _calmer(self, turn: Turn, old: Tempering | None, y: PyTree) -> Tempering | None:
-        """After the projection at y; as before where x finds its own pace, or there is no noise.
-
-        Such an x slows down by itself, and fades.
-        """
-        if old is None or turn.moves is not None or not is_random(turn.problem.lower_samples):
-            return old
-        return old.after(turn.start, y, step=turn.step, paced=False)
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
         """The state after `settle` as if y_hat had been `change` further when it was sent."""
