@@ -218,7 +218,9 @@ class Alternating(eqx.Module):
             )
             looked_at = curvature_draws(state.step)
 
-        moves = None if state.moves is None else (*state.moves, state.y)
+        moves = None
+        if state.moves is not None:
+            moves = (*state.moves, in_rows_of(state.moves[1], state.y))
         damping = 0.0 if state.curvature is None else state.curvature.damping()
         rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
         turn = Turn(problem, x, state.y, rates, lower_key).along(estimation=each.lower)
@@ -278,9 +280,10 @@ class Alternating(eqx.Module):
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         new = dataclasses.replace(new, estimates=estimates)
         new = unless_hasty(problem.lower_set, estimate, new, state)
-        if state.moves is None:
+        if moves is None:
             return new
-        moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)
+        _, moved_y, before = moves
+        moved = optax.tree.sub(new.x, x), optax.tree.sub(in_rows_of(moved_y, new.y), before)
         return dataclasses.replace(new, moves=moved)
 
     def own(self, state: State) -> State:
