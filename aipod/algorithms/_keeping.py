@@ -179,15 +179,6 @@ def spread(tree: PyTree, clients: int) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def in_rows_of(like: PyTree, tree: PyTree) -> PyTree:
-    """One row of a tree where another is kept once; else the tree."""
-
-    def one(kept: Array, leaf: Array) -> Array:
-        return leaf if kept.shape == leaf.shape else leaf[:1]
-
-    return jax.tree.map(one, like, tree)
-
-
 def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping | None:
     """How to keep the states of a solver on a problem; None where there is nothing to share.
 
