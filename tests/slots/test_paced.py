@@ -247,6 +247,6 @@ def test_the_pace_falls_where_x_goes_round_its_goal_in_noise():
         return paces_of(gradient, 4000, 150)
 
     # Without a pull there is noise alone, and nothing speaks against the pace.
-    around, free = noisy(2.0), noisy(0.0)
+    around, free = noisy(5.0), noisy(0.0)
     assert around[-1] < 0.7 * around[0]
     assert free[-1] > free[0]

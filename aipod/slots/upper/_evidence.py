@@ -27,7 +27,7 @@ _UNSEEN = 100.0
 _ERRORS, _GOES_ON = 3.0, 0.03
 # Moves are taken back where their average cosine is so many standard errors below 0; by this much
 # more it counts in full.
-_SURE, _FULL = 2.0, 0.1
+_SURE, _FULL = 2.0, 0.3
 # A broken promise, and moves that are taken back at once, count three times.
 _FALL = 3.0
 

@@ -1,12 +1,13 @@
 """Adam whose steps find their own length: the default upper level of every solver.
 
 The direction is Adam's, which has no unit; its length, the pace, has the unit of x. It starts at a
-hundredth of x0 and then follows four pieces of evidence, all free of units.
+fiftieth of x0 and then follows four pieces of evidence, all free of units.
 
 - The line. The cosine between the new hypergradient and the last move tells how much of the slope
   along that move is left. The pace grows while it is above a third of the best one of late, and
   falls where moves are taken back. This is the idea of hypergradient descent (Almeida et al., 1998;
-  Baydin et al., ICLR 2018) with a target that keeps away from the edge.
+  Baydin et al., ICLR 2018) with a target that keeps away from the edge. Moves that noise alone
+  takes back show by a mean cosine that is a little, but surely, below 0 (Pflug, 1983).
 - The promise. A move dx promises a decrease of F of -<h, dx>, if y follows. What was delivered is
   the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>). As in a trust
   region, the pace falls where much less is delivered than was promised: then y does not follow, the
@@ -48,7 +49,8 @@ _SHARE, _FROM_ZERO = 2e-2, 1e-6
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
 # Adam's second moment remembers the long gradients of the start, and its moves get shorter than the
-# pace as gradients do. The longest pace makes up for that, up to this factor.
+# pace as gradients do. The longest pace makes up for that, up to this factor, in the search: later
+# short gradients are mostly noise.
 _SHORTER = 2.0
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
@@ -195,7 +197,8 @@ def _update(
     wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
-    wider = (1 + wider) * _shortened(second, state.count + 1, evidence.steep)
+    shortened = _shortened(second, state.count + 1, evidence.steep)
+    wider = (1 + wider) * jnp.where(state.found, 1.0, shortened)
     most = jnp.maximum(_MOST * wider * jnp.max(_sizes(params)), state.least)
     most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
