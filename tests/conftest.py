@@ -1,9 +1,7 @@
 """What every test shares: float64, strict broadcasting, and deterministic random inputs."""
 
-import gc
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 # Each test worker is a process of its own. On a machine with a GPU, JAX would let the first one
 # reserve most of the device memory and starve the others. JAX reads this when it is imported.
@@ -23,6 +21,8 @@ import hypothesis
 import jax
 import pytest
 from jaxtyping import Array
+
+from aipod._misc.maps import make_room
 
 # Exactness is tested to 1e-10, which float32 cannot show.
 jax.config.update("jax_enable_x64", True)
@@ -64,15 +64,11 @@ def key() -> Array:
     return jax.random.key(0)
 
 
-# Memory maps of a process from which on compiled programs are freed. Each program has several; at
-# the usual limit of Linux, 65,530, the next compilation ends the process with a segmentation fault.
+# Memory maps of a process from which on compiled programs are freed.
 _MANY_MAPS = 20_000
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPS:
-        jax.clear_caches()
-        gc.collect()
+    make_room(_MANY_MAPS)

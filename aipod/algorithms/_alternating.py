@@ -21,11 +21,12 @@ from aipod.algorithms._estimates import (
 )
 from aipod.algorithms._first import compiled_first, compiled_initial
 from aipod.algorithms._haste import stiffer, unless_hasty
-from aipod.algorithms._keeping import Keeping, in_rows_of, keeping_of
+from aipod.algorithms._keeping import Keeping, keeping_of
+from aipod.algorithms._moves import last_moves, with_moves
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
 from aipod.algorithms._spread import spread_step
-from aipod.algorithms._state import State
+from aipod.algorithms._state import State, in_rows_of
 from aipod.algorithms._step_keys import keys_of, round_key_of
 from aipod.algorithms._watch import Outcome
 from aipod.problem import Bilevel, Scope, averaged, draw, implicit_term
@@ -218,7 +219,7 @@ class Alternating(eqx.Module):
             )
             looked_at = curvature_draws(state.step)
 
-        moves = None if state.moves is None else (*state.moves, state.y)
+        moves = last_moves(state)
         damping = 0.0 if state.curvature is None else state.curvature.damping()
         rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
         turn = Turn(problem, x, state.y, rates, lower_key).along(estimation=each.lower)
@@ -277,11 +278,7 @@ class Alternating(eqx.Module):
         watch = state.watch.after(problem, state.step, outcome)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         new = dataclasses.replace(new, estimates=estimates)
-        new = unless_hasty(problem.lower_set, estimate, new, state)
-        if state.moves is None:
-            return new
-        moved = optax.tree.sub(new.x, x), optax.tree.sub(new.y, state.y)
-        return dataclasses.replace(new, moves=moved)
+        return with_moves(unless_hasty(problem.lower_set, estimate, new, state), state)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""

@@ -179,15 +179,6 @@ def spread(tree: PyTree, clients: int) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def in_rows_of(like: PyTree, tree: PyTree) -> PyTree:
-    """One row of a tree where another is kept once; else the tree."""
-
-    def one(kept: Array, leaf: Array) -> Array:
-        return leaf if kept.shape == leaf.shape else leaf[:1]
-
-    return jax.tree.map(one, like, tree)
-
-
 def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping | None:
     """How to keep the states of a solver on a problem; None where there is nothing to share.
 
@@ -229,9 +220,8 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
             once and a.shape == b.shape
             for once, (a, b) in zip(kept_once, _pairs(full, inside), strict=True)
         )
-    # The watch looks at one row of what all clients have.
-    watched = jax.tree.leaves(_watched(full))
-    wide = tuple(a and not b for a, b in zip(wide, watched, strict=True))
+    narrow = jax.tree.leaves(_one_row_is_enough(full, moves=single))
+    wide = tuple(a and not b for a, b in zip(wide, narrow, strict=True))
     return Keeping(
         clients=clients,
         present=present,
@@ -243,12 +233,20 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
     )
 
 
-def _watched(state: State) -> State:
-    """True for the points of y that the watch keeps."""
+def _one_row_is_enough(state: State, *, moves: bool) -> State:
+    """True for what an outer step needs one row of, if all clients have the same.
+
+    That is what the watch keeps of y, and the last move of y where f takes one row for all
+    (`moves`).
+    """
     mask = jax.tree.map(lambda _: False, state)
     points = ("window_y", "block_y")
     marked = {n: jax.tree.map(lambda _: True, getattr(state.watch, n)) for n in points}
-    return dataclasses.replace(mask, watch=dataclasses.replace(mask.watch, **marked))
+    mask = dataclasses.replace(mask, watch=dataclasses.replace(mask.watch, **marked))
+    if state.moves is None or not moves:
+        return mask
+    moved_x, moved_y = mask.moves
+    return dataclasses.replace(mask, moves=(moved_x, jax.tree.map(lambda _: True, moved_y)))
 
 
 def _pairs(first: PyTree, second: PyTree) -> list[tuple[Any, Any]]:

@@ -1,6 +1,7 @@
 """What one outer step hands to the next."""
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, PyTree
 
 from aipod.algorithms._packed import PackedWatch
@@ -39,3 +40,12 @@ class State(eqx.Module):
     watch: PackedWatch
     moves: tuple[PyTree, PyTree] | None = None
     estimates: PyTree = None
+
+
+def in_rows_of(like: PyTree, tree: PyTree) -> PyTree:
+    """One row of a tree where another is kept once; else the tree."""
+
+    def one(kept: Array, leaf: Array) -> Array:
+        return leaf if kept.shape == leaf.shape else leaf[:1]
+
+    return jax.tree.map(one, like, tree)

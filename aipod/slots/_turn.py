@@ -105,7 +105,8 @@ class Turn(NamedTuple):
     def moves(self) -> tuple[PyTree, PyTree, PyTree] | None:
         """How far the last outer step moved x and y, and the y that it ended with.
 
-        For upper slots that answer `needs_moves` with True.
+        For upper slots that answer `needs_moves` with True. The y that all clients share may have
+        one row.
         """
         return self.rates.moves
 

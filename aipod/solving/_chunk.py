@@ -39,12 +39,21 @@ class Limits(eqx.Module):
 
 
 class Chunk(eqx.Module):
-    """What a chunk carries along, and returns."""
+    """What a chunk carries along, and returns.
+
+    - `state`: after the last step.
+    - `rows`, `count`: what was recorded, and how many rows of it there are.
+    - `finite`: whether all numbers of the state are.
+    - `checked`: the last step after which they were seen to be.
+    - `culprit`: otherwise, which of `QUANTITIES` is not.
+    - `converged`, `flat`: whether a tolerance or a plateau of `Stop` was reached.
+    """
 
     state: State
     rows: dict[str, Array]
     count: Array
     finite: Array
+    checked: Array
     culprit: Array
     converged: Array
     flat: Array
@@ -105,8 +114,9 @@ def run_chunk(
 ) -> Chunk:
     """Outer steps until a limit: a loop over rows to record, around strides of several steps.
 
-    After each stride all numbers are checked. If one is not finite, the stride is repeated one step
-    at a time, up to the last finite state.
+    After each stride all numbers are checked. If one is not finite, the chunk ends there. An older
+    state is not kept, since that would double the memory: who holds the state that the chunk began
+    with can find the last finite one (`last_finite`).
     """
 
     def spent(state: State) -> Array:
@@ -134,30 +144,40 @@ def run_chunk(
     def to_next_row(chunk: Chunk) -> Chunk:
         target = jnp.minimum(limits.end, (chunk.state.step // limits.every + 1) * limits.every)
 
-        def going(carry: tuple[State, Array, Array, Array]) -> Array:
-            state, live, _, _ = carry
-            return live & (state.step < target) & ~over(state)
+        def going(carry: tuple[State, Array, Array]) -> Array:
+            state, parts, _ = carry
+            return jnp.all(parts) & (state.step < target) & ~over(state)
 
-        def advance(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
-            old, _, _, stride = carry
-            new = steps_to(jnp.minimum(target, old.step + stride), old)
-            parts = _finite_parts(new)
-            finite = jnp.all(parts)
-            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-            culprit = jnp.argmin(parts).astype(jnp.int32)
-            return kept, finite | (stride > 1), culprit, jnp.where(finite, stride, 1)
+        def advance(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+            old, _, _ = carry
+            state = steps_to(jnp.minimum(target, old.step + STRIDE), old)
+            return state, _finite_parts(state), old.step
 
-        start = (chunk.state, chunk.finite, chunk.culprit, jnp.asarray(STRIDE, jnp.int32))
-        state, finite, culprit, _ = jax.lax.while_loop(going, advance, start)
+        none = jnp.ones(len(QUANTITIES), bool)
+        start = (chunk.state, none, chunk.checked)
+        state, parts, before = jax.lax.while_loop(going, advance, start)
+        finite = jnp.all(parts)
         on_grid = state.step % limits.every == 0
-        last = (state.step == limits.final) | spent(state) | flat(state) | ~finite
-        due = (on_grid | last) & (state.step > chunk.state.step)
-        rows, converged = jax.lax.cond(due, write, lambda c, s: (c.rows, c.converged), chunk, state)
-        return Chunk(state, rows, chunk.count + due, finite, culprit, converged, flat(state))
+        last = (state.step == limits.final) | spent(state) | flat(state)
+        due = finite & (on_grid | last) & (state.step > chunk.state.step)
+        before_row = (chunk.rows, chunk.converged)
+        rows, converged = jax.lax.cond(
+            due, write, lambda *_: before_row, chunk.rows, chunk.count, state
+        )
+        return Chunk(
+            state=state,
+            rows=rows,
+            count=chunk.count + due,
+            finite=finite,
+            checked=jnp.where(finite, state.step, before),
+            culprit=jnp.argmin(parts).astype(jnp.int32),
+            converged=converged,
+            flat=flat(state),
+        )
 
-    def write(chunk: Chunk, state: State) -> tuple[dict[str, Array], Array]:
+    def write(rows: dict[str, Array], count: Array, state: State) -> tuple[dict[str, Array], Array]:
         row = measured(record, state, keeping)
-        rows = {name: buffer.at[chunk.count].set(row[name]) for name, buffer in chunk.rows.items()}
+        rows = {name: buffer.at[count].set(row[name]) for name, buffer in rows.items()}
         within = [row[name] <= value for name, value in limits.tolerance.items()]
         return rows, jnp.all(jnp.stack(within)) if within else jnp.asarray(False)
 
@@ -172,10 +192,40 @@ def run_chunk(
             f"Stop(tolerance=) names {sorted(unknown)}, but only {sorted(rows)} are recorded: let "
             "record(x, y) return it."
         )
-    yes, no = jnp.asarray(True), jnp.asarray(False)
     # Counts restart in each chunk, so that 32 bits suffice; Python keeps the totals.
     state = eqx.tree_at(lambda s: s.counts, state, Counts.zero())
+    zero = jnp.zeros((), jnp.int32)
     chunk = Chunk(
-        state, rows, jnp.zeros((), jnp.int32), yes, jnp.zeros((), jnp.int32), no, flat(state)
+        state=state,
+        rows=rows,
+        count=zero,
+        finite=jnp.asarray(True),
+        checked=state.step,
+        culprit=zero,
+        converged=jnp.asarray(False),
+        flat=flat(state),
     )
     return jax.lax.while_loop(going, to_next_row, chunk)
+
+
+def last_finite(
+    run: Callable[[State, int, int], Chunk], start: State, failed: Chunk
+) -> tuple[Chunk, Chunk]:
+    """The chunk from `start` to the last finite state, and one that ends a single step later.
+
+    `run(state, end, final)` makes the steps from a state to the step `end`, in a run whose last
+    step is `final`. `failed` is a chunk from `start` that is not finite at its end. Steps do not
+    depend on where a chunk ends, so that they can be made again.
+    """
+    good, bad = int(failed.checked), int(failed.state.step)
+    never = bad + 1
+    near = start if good == int(start.step) else run(start, good, never).state
+    while bad - good > 1:
+        tried = run(near, (good + bad) // 2, never)
+        if bool(tried.finite):
+            good = int(tried.state.step)
+        else:
+            good, bad, failed = int(tried.checked), int(tried.state.step), tried
+    kept = run(start, good, good)
+    # On some devices sums depend on the order in which threads finish: then back to the start.
+    return kept if bool(kept.finite) else run(start, int(start.step), good), failed

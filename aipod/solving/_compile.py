@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from aipod._misc.maps import make_room
+
 # Set to 0 in the environment, it leaves XLA's own defaults alone.
 SETTING = "AIPOD_TUNED_XLA"
 
@@ -25,6 +27,7 @@ def compile_options() -> dict[str, Any] | None:
 
 def compile_lowered(lowered: Any) -> Any:
     """Compiles, without our options where this jaxlib does not know them."""
+    make_room()
     options = compile_options()
     if options is None:
         return lowered.compile()

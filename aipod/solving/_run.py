@@ -1,8 +1,10 @@
 """One run in progress: what is known between two chunks."""
 
 import dataclasses
+import functools
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +19,7 @@ from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._callbacks import CallbackError, Callbacks
 from aipod.solving._checkpoint import CheckpointError, Checkpoints
-from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, measured
+from aipod.solving._chunk import QUANTITIES, Chunk, Limits, Record, last_finite, measured
 from aipod.solving._convergence import Convergence, convergence_of
 from aipod.solving._divergence import why_diverged
 from aipod.solving._history import History
@@ -140,14 +142,14 @@ class Run:
                 stacklevel=2,
             )
 
-    def _limits(self, end: int) -> Limits:
+    def _limits(self, end: int, final: int | None = None) -> Limits:
         left = _NO_LIMIT
         if self.stop.projections is not None:
             left = min(left, self.stop.projections - self.books.ledger.projections)
         tolerance, patience = self.stop.tolerance or {}, self.stop.patience
         return Limits(
             end=to_device(end, np.int32),
-            final=to_device(self.steps, np.int32),
+            final=to_device(self.steps if final is None else final, np.int32),
             every=to_device(self.every, np.int32),
             projections=to_device(left, np.int32),
             tolerance={name: to_device(value) for name, value in tolerance.items()},
@@ -165,13 +167,12 @@ class Run:
         self.callbacks.begin(self.books.history)
         while result is None:
             try:
-                limits = self._limits(min(self.steps, step + size))
-                arguments = (arrays, self.books.state, self.key, limits)
+                end = min(self.steps, step + size)
                 if program is None:
-                    program = Program(static, arguments)
+                    limits = self._limits(end)
+                    program = Program(static, (arrays, self.books.state, self.key, limits))
                 began, before = time.perf_counter(), step
-                chunk = program(*arguments)
-                jax.block_until_ready(chunk.state)
+                chunk = self._advanced(functools.partial(program, arrays), end)
                 took = said_by_first(time.perf_counter() - began)
                 self.books, result = self._after(chunk, took)
                 step = int(self.books.state.step)
@@ -189,6 +190,19 @@ class Run:
                 result = Result.interrupted
         self._save()
         return self._solution(result)
+
+    def _advanced(self, program: Callable[..., Chunk], end: int) -> Chunk:
+        """A chunk to the step `end`, or to the last step after which all numbers are finite."""
+
+        def run(state: State, end: int, final: int) -> Chunk:
+            chunk = program(state, self.key, self._limits(end, final))
+            return jax.block_until_ready(chunk)
+
+        chunk = run(self.books.state, end, self.steps)
+        if bool(chunk.finite):
+            return chunk
+        kept, failed = last_finite(run, self.books.state, chunk)
+        return dataclasses.replace(kept, finite=failed.finite, culprit=failed.culprit)
 
     def _called(self, result: Result | None) -> Result | None:
         """The result after the callbacks; one that raises leaves everything saved."""

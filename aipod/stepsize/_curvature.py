@@ -226,7 +226,6 @@ def curvature_update(
         slope, product = jax.linearize(gradient, y)
         slope = lower_set.riesz(slope)
         fresh = optax.tree.add(noise, unit(slope, per_client=per_client))
-        pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), warm, fresh)
         cold = jnp.where((step == 0) & (index == 0), _COLD_ITERATIONS, 0)
 
         def iterated(start: PyTree) -> tuple[Array, PyTree]:
@@ -238,18 +237,16 @@ def curvature_update(
                 per_client=per_client,
             )
 
-        sizes, vectors = jax.vmap(iterated)(pair)
-        fresher = sizes[1] > sizes[0]
-
-        def better(leaf: Array) -> Array:
-            return jnp.where(beside(fresher, leaf[0]), leaf[1], leaf[0])
+        # One after the other: side by side they would need twice the memory.
+        (old_size, old), (new_size, new) = iterated(warm), iterated(fresh)
+        fresher = new_size > old_size
+        vector = jax.tree.map(lambda a, b: jnp.where(beside(fresher, a), a, b), new, old)
 
         def slope_at(point: PyTree) -> PyTree:
             return lower_set.riesz(gradient(point))
 
-        now = jnp.max(sizes, 0)
+        now = jnp.maximum(old_size, new_size)
         now = _ahead(slope_at, y, slope, now, per_client=per_client)
-        vector = jax.tree.map(better, vectors)
         return vector, jnp.maximum(largest, now)
 
     none = jnp.zeros_like(norm(state.vector, per_client=per_client))

@@ -121,6 +121,25 @@ def test_divergence_keeps_the_last_finite_state(tmp_path):
     assert caught.value.solution.result is aipod.Result.diverged
 
 
+@pytest.mark.parametrize("every", [1, 7, 5_000])
+@pytest.mark.parametrize("growth", [1.5, 1e3, 1e90])
+def test_a_diverged_run_ends_as_if_it_had_been_asked_to_end_there(growth, every):
+    # One lower step multiplies y by -growth, so that numbers last for 1,750 steps, 102, or three.
+    solver = aipod.AiPOD(
+        upper_lr=0.1, lower_lr=1 + growth, lower_steps=1, adjoint_lr=0.5, adjoint_steps=1
+    )
+    problem = aipod.Bilevel(
+        lambda x, y, _: jnp.sum(x**2), lambda x, y, _: 0.5 * jnp.sum((y - x) ** 2)
+    )
+    case = CASE._replace(problem=problem, x=jnp.zeros(1), y=jnp.ones(1))
+    options = {"case": case, "solver": solver, "every": every, "throw": False}
+    found = solve(4_000, **options)
+    assert found.result is aipod.Result.diverged
+    last = int(np.log(np.finfo(float).max) / np.log(growth))
+    assert int(found.state.step) == last
+    assert_same_run(found, solve(last, **options))
+
+
 def test_resuming_changes_nothing(tmp_path):
     whole = solve(90, every=7)
     solve(40, every=7, checkpoint=tmp_path)

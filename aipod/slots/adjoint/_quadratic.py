@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import subkeys
 from aipod._misc.tree import axpy
+from aipod.problem import is_random
 from aipod.slots._asking import hessian_oracle, slope_oracle
 from aipod.slots._turn import Turn
 
@@ -20,12 +21,13 @@ Parts = Callable[[PyTree, PRNGKeyArray, Any], tuple[PyTree, PyTree, Any]]
 def quadratic_parts(turn: Turn, draws: int) -> tuple[Parts, Any]:
     """(u, key, memory) -> grad_y f and G u on fresh samples, as directions, and the memory.
 
-    Also the memory to begin with. Where the slots share draws, grad_y f is that of the sample which
-    x sees, found once.
+    Also the memory to begin with. grad_y f is found once where the slots share draws (for the
+    sample which x sees), and where f has no random batches.
     """
     slope_of, hessian = slope_oracle(turn, draws), hessian_oracle(turn, draws)
     memory, common = turn.memory, None
-    if turn.shares_draws:
+    fixed = memory is None and not is_random(turn.problem.upper_samples)
+    if turn.shares_draws or fixed:
         common, memory = slope_of(turn.sample_keys[0], memory)
 
     def parts(u: PyTree, key: PRNGKeyArray, memory: Any) -> tuple[PyTree, PyTree, Any]:
