@@ -25,6 +25,9 @@ _DUE = 5.0
 _UNSEEN = 100.0
 # f rises where its quick average is so many standard errors above its slow one, and goes on rising.
 _ERRORS, _GOES_ON = 3.0, 0.03
+# Moves are taken back where their average cosine is so many standard errors below 0; by this much
+# more it counts in full.
+_SURE, _FULL = 2.0, 0.3
 # A broken promise, and moves that are taken back at once, count three times.
 _FALL = 3.0
 
@@ -33,8 +36,8 @@ class Evidence(eqx.Module):
     """Averages.
 
     - `steep`: of |h|.
-    - `quick`, `slow`: of the cosine between -h and the last move, times a weight, and of the
-        weight; over few steps and over more.
+    - `quick`, `slow`: of the cosine between -h and the last move, times a weight, of the weight,
+        and of the squared cosine times the weight; over few steps and over more.
     - `best`: the best cosine of late.
     - `kept`: of how far more was delivered than half of what was promised, and than twice of it.
     - `sizes`: of |delivered| and of |promised|.
@@ -61,7 +64,7 @@ class Evidence(eqx.Module):
         # short ones before it.
         usual = jnp.where(begins, steep, self.steep)
         weight = jnp.clip(steep / jnp.where(usual > 0, usual, 1.0), 1 / _WEIGHT, _WEIGHT)
-        now = jnp.stack([weight * cosine, weight])
+        now = jnp.stack([weight * cosine, weight, weight * cosine**2])
         slow = _averaged(_SLOW, self.slow, now, begins)
         return dataclasses.replace(
             self,
@@ -105,8 +108,11 @@ class Evidence(eqx.Module):
         more = jnp.where(begins, 0.0, new - quick)
         return dataclasses.replace(self, level=jnp.stack([new, slow, change, value, more]))
 
-    def line(self) -> Array:
-        """How the pace should change by the slope left along the last moves, from -3 to 1."""
+    def line(self, count: Array) -> Array:
+        """How the pace should change by the slope left along the last moves, from -3 to 1.
+
+        `count`: how many moves there were.
+        """
         quick, slow = _ratio(self.quick), _ratio(self.slow)
         best = jnp.maximum(self.best, jnp.finfo(self.best.dtype).tiny)
         grows = jnp.clip((quick - _REST * best) / ((1 - _REST) * best), 0.0, 1.0)
@@ -114,7 +120,13 @@ class Evidence(eqx.Module):
         # only after more of them.
         at_once = _FALL * jnp.clip((-quick - 0.3) / 0.4, 0.0, 1.0)
         in_time = jnp.clip((-slow - 0.1) / 0.2, 0.0, 1.0)
-        beyond = jnp.maximum(at_once, in_time)
+        # Where x has many entries, noise alone makes small cosines, and less is enough. A negative
+        # mean is Pflug's sign that x goes round its goal in noise, and not nearer to it.
+        first = _SLOW ** (2 * (count - 1))
+        share = first + (1 - first) * (1 - _SLOW) / (1 + _SLOW)
+        error = jnp.sqrt(share * _square(self.slow))
+        surely = jnp.clip((-slow - _SURE * error) / _FULL, 0.0, 1.0)
+        beyond = jnp.maximum(at_once, jnp.maximum(in_time, surely))
         return jnp.where(beyond > 0, -beyond, grows)
 
     def clear(self) -> Array:
@@ -148,8 +160,8 @@ class Evidence(eqx.Module):
 
 def no_evidence(dtype: Any) -> Evidence:
     """Before the first step."""
-    zero, pair = jnp.zeros((), dtype), jnp.zeros(2, dtype)
-    return Evidence(zero, pair, pair, zero, pair, pair, jnp.zeros(5, dtype), jnp.asarray(False))
+    zero, pair, three = jnp.zeros((), dtype), jnp.zeros(2, dtype), jnp.zeros(3, dtype)
+    return Evidence(zero, three, three, zero, pair, pair, jnp.zeros(5, dtype), jnp.asarray(False))
 
 
 def _averaged(memory: float, old: Array, now: Array, begins: Array) -> Array:
@@ -157,5 +169,10 @@ def _averaged(memory: float, old: Array, now: Array, begins: Array) -> Array:
 
 
 def _ratio(averages: Array) -> Array:
-    product, weight = averages
+    product, weight, _ = averages
     return product / jnp.where(weight > 0, weight, 1.0)
+
+
+def _square(averages: Array) -> Array:
+    _, weight, square = averages
+    return square / jnp.where(weight > 0, weight, 1.0)

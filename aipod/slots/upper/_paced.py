@@ -1,12 +1,13 @@
 """Adam whose steps find their own length: the default upper level of every solver.
 
 The direction is Adam's, which has no unit; its length, the pace, has the unit of x. It starts at a
-hundredth of x0 and then follows four pieces of evidence, all free of units.
+fiftieth of x0 and then follows four pieces of evidence, all free of units.
 
 - The line. The cosine between the new hypergradient and the last move tells how much of the slope
   along that move is left. The pace grows while it is above a third of the best one of late, and
   falls where moves are taken back. This is the idea of hypergradient descent (Almeida et al., 1998;
-  Baydin et al., ICLR 2018) with a target that keeps away from the edge.
+  Baydin et al., ICLR 2018) with a target that keeps away from the edge. Moves that noise alone
+  takes back show by a mean cosine that is a little, but surely, below 0 (Pflug, 1983).
 - The promise. A move dx promises a decrease of F of -<h, dx>, if y follows. What was delivered is
   the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>). As in a trust
   region, the pace falls where much less is delivered than was promised: then y does not follow, the
@@ -43,10 +44,14 @@ _SPIKE = 10.0
 # Below this share of the largest, a second moment is rounding error and makes no direction.
 _ROUNDING = 1e-8
 # The first pace as a share of x0; where x0 is 0, the first pace.
-_SHARE, _FROM_ZERO = 1e-2, 1e-6
+_SHARE, _FROM_ZERO = 2e-2, 1e-6
 # The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
+# Adam's second moment remembers the long gradients of the start, and its moves get shorter than the
+# pace as gradients do. The longest pace makes up for that, up to this factor, in the search: later
+# short gradients are mostly noise.
+_SHORTER = 2.0
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
@@ -174,7 +179,7 @@ def _update(
     evidence = evidence.with_promise(promised, delivered, begins)
     evidence = evidence.with_value(value, begins)
     known = evidence.known
-    line = evidence.line()
+    line = evidence.line(state.count)
     line = jnp.where(state.found & (line > 0), _LATER * evidence.clear() * line, line)
     line = line * (1 + _BOOST / (1 + state.count / _FEW))
     # The first cosine does not tell how it changes with the pace.
@@ -192,7 +197,9 @@ def _update(
     wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
-    most = jnp.maximum(_MOST * (1 + wider) * jnp.max(_sizes(params)), state.least)
+    shortened = _shortened(second, state.count + 1, evidence.steep)
+    wider = (1 + wider) * jnp.where(state.found, 1.0, shortened)
+    most = jnp.maximum(_MOST * wider * jnp.max(_sizes(params)), state.least)
     most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
     pace = jnp.minimum(pace, most)
@@ -227,6 +234,13 @@ def _tamed(gradient: PyTree, usual: Array, begins: Array) -> PyTree:
     tamed = (usual > 0) & (size > most) & ~begins
     factor = jnp.where(tamed, most / jnp.where(size > 0, size, 1.0), 1.0)
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient)
+
+
+def _shortened(second: PyTree, count: Array, steep: Array) -> Array:
+    """How many times longer the gradients that Adam remembers are than those of late."""
+    square = optax.tree.sum(second) / (1 - _B2**count)
+    ratio = jnp.sqrt(square) / jnp.where(steep > 0, steep, 1.0)
+    return jnp.where(steep > 0, jnp.clip(ratio, 1.0, _SHORTER), 1.0)
 
 
 def _adam(gradient: PyTree, state: Pace) -> tuple[PyTree, PyTree, PyTree]:
