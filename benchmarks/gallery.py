@@ -7,7 +7,7 @@
     python benchmarks/gallery.py --docs benchmarks/results/gallery.json  # puts it on the page
     python benchmarks/gallery.py --references        # computes the reference solutions
     python benchmarks/gallery.py --statement         # is what runs say of their convergence right?
-    python benchmarks/gallery.py --units             # five problems, x and f in other units
+    python benchmarks/gallery.py --units             # x and f in other units
 
 A cell is the share of the possible improvement that was reached in the budget,
 (F(x0) - F(x)) / (F(x0) - F(reference)), in per cent: the median over seeds, and in brackets the
@@ -23,6 +23,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ DEFAULT = ("aipod", "e-aipod", "e2-aipod", "e3-aipod", "fednest")
 FOR_CLIENTS = ("fednest", "lfednest", "fedavg")
 ENOUGH = 0.95  # the share that counts as solved
 PAGE = Path(__file__).parents[1] / "docs" / "gallery.md"
-MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
 
 
 def make(solver: str) -> aipod.Alternating:
@@ -169,24 +169,23 @@ def heading(stored: dict[str, Any]) -> str:
     )
 
 
-def into_page(stored: dict[str, Any], page: Path = PAGE) -> None:
-    """Puts the table into the page between its two marks."""
-    text = page.read_text()
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    block = f"{MARKS[0]}\n{heading(stored)}\n\n{table(stored['rows'])}\n{MARKS[1]}"
+def into_page(
+    stored: dict[str, Any],
+    page: Path = PAGE,
+    *,
+    name: str = "table",
+    shown: Callable[[list[dict[str, Any]]], str] = table,
+) -> None:
+    """Puts a table into the page between the two marks of this name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    block = f"{begin}\n{heading(stored)}\n\n{shown(stored['rows'])}\n{end}"
     write_text(page, before + block + after)
 
 
-def measure(chosen: argparse.Namespace) -> dict[str, Any]:
-    rows = []
-    for name in chosen.only:
-        for solver in chosen.solvers:
-            if solver in FOR_CLIENTS and not exhibit_of(name, True).federated:
-                continue
-            rows.append(runs(name, solver, chosen))
-            said = rows[-1].get("refused") or cell(rows[-1])
-            print(f"{name}, {solver}: {said}", file=sys.stderr, flush=True)
+def with_heading(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> dict[str, Any]:
+    """What is stored beside the rows."""
     return {
         "seeds": chosen.seeds,
         "precision": "float64" if chosen.double else "float32",
@@ -195,6 +194,32 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "aipod": aipod.__version__,
         "rows": rows,
     }
+
+
+def stored_in(path: Path, found: dict[str, Any]) -> None:
+    """Writes a row a line."""
+    rows = ",\n".join(json.dumps(row) for row in found["rows"])
+    rest = {name: value for name, value in found.items() if name != "rows"}
+    write_text(path, json.dumps(rest)[:-1] + f', "rows": [\n{rows}\n]}}\n')
+
+
+def chosen_solvers(
+    chosen: argparse.Namespace,
+) -> Iterator[tuple[str, str, aipod.Alternating]]:
+    """(problem, name, solver) for all that are made for each other."""
+    for problem in chosen.only:
+        for name in chosen.solvers:
+            if name not in FOR_CLIENTS or exhibit_of(problem, True).federated:
+                yield problem, name, make(name)
+
+
+def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for problem, name, _ in chosen_solvers(chosen):
+        rows.append(runs(problem, name, chosen))
+        said = rows[-1].get("refused") or cell(rows[-1])
+        print(f"{problem}, {name}: {said}", file=sys.stderr, flush=True)
+    return rows
 
 
 def compute_references(names: list[str]) -> None:
@@ -210,29 +235,6 @@ def compute_references(names: list[str]) -> None:
                 f"{slope:.0e} of that at x0 ({time.perf_counter() - began:.1f} s)",
                 flush=True,
             )
-
-
-def check(chosen: argparse.Namespace) -> None:
-    """Prints a line for each run of `--statement` or `--units`."""
-    from gallery_checks import IN_UNITS, statement, units
-
-    looked = statement if chosen.statement else units
-    names = [n for n in chosen.only if chosen.statement or n in IN_UNITS]
-    with jax.enable_x64(True):
-        for name in names:
-            for solver in chosen.solvers:
-                exhibit, made = exhibit_of(name, True), make(solver)
-                if solver in FOR_CLIENTS and not exhibit.federated:
-                    continue
-                try:
-                    made.init(exhibit.problem, exhibit.x0, exhibit.y0)
-                except ValueError:
-                    continue
-                for seed in range(chosen.seeds):
-                    found = looked(name, made, steps=chosen.steps or exhibit.steps, seed=seed)
-                    print(json.dumps({"solver": solver} | found), flush=True)
-            # Every run builds its problem anew; a system allows a process only so many programs.
-            jax.clear_caches()
 
 
 def names_of(text: str, known: Any, what: str) -> list[str]:
@@ -262,20 +264,25 @@ def main() -> None:
     if chosen.references:
         compute_references(chosen.only)
         return
-    if chosen.statement or chosen.units:
-        check(chosen)
-        return
+    shown, name = table, "table"
+    if checked := chosen.statement or chosen.units:
+        import gallery_checks as checks
+
+        chosen.double = True
+        shown = checks.statement_table if chosen.statement else checks.units_table
+        name = "statement" if chosen.statement else "units"
     if stored_at := chosen.show or chosen.docs:
         stored = json.loads(stored_at.read_text())
-        into_page(stored) if chosen.docs else print(table(stored["rows"]))
+        if chosen.docs:
+            into_page(stored, name=name, shown=shown)
+        else:
+            print(shown(stored["rows"]))
         return
-    found = measure(chosen)
+    rows = checks.check(chosen, chosen_solvers(chosen)) if checked else measure(chosen)
+    found = with_heading(rows, chosen)
     if chosen.json:
-        rows = ",\n".join(json.dumps(row) for row in found.pop("rows"))
-        text = json.dumps(found)[:-1] + f', "rows": [\n{rows}\n]}}\n'
-        write_text(chosen.json, text)
-        found = json.loads(text)
-    print(heading(found) + "\n\n" + table(found["rows"]))
+        stored_in(chosen.json, found)
+    print(heading(found) + "\n\n" + shown(found["rows"]))
 
 
 if __name__ == "__main__":

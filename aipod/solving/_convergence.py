@@ -125,7 +125,7 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
     # Relative to z where the run started: where z itself has become small, so has its error.
     bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
     flat, steeper = _flat(state), _steeper(state)
-    lag = _lag(solver, float(pooled.pull) / window) if noisy else 0.0
+    lag = _lag(solver, state, float(pooled.pull) / window) if noisy else 0.0
     return _judged(found, solver, bias, away, top, flat=flat, steeper=steeper, still=still, lag=lag)
 
 
@@ -234,10 +234,11 @@ def _judged(
     )
 
 
-def _lag(solver: Alternating, pull: float) -> float:
+def _lag(solver: Alternating, state: State, pull: float) -> float:
     """The outer steps in which the slower of y and z follows x."""
     below, beside = solver.lower.draws, solver.adjoint.draws[0]
-    slower = min(1.0, below / beside) if below and beside else 1.0
+    steps = below / beside if below and beside else 1.0
+    slower = min(1.0, steps * float(np.min(solver.lower.share(state.lower))))
     return 1 / max(pull * slower, 1e-9) if pull > 0 else 0.0
 
 

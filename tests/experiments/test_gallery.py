@@ -15,10 +15,12 @@ import aipod
 from aipod.experiments.gallery import PROBLEMS, SETTINGS, in_units, markets, stored
 from aipod.experiments.gallery.catalogue import ENTRIES
 from aipod.experiments.tasks import transport
+from benchmarks import divergence
 from benchmarks import gallery as benchmark
+from benchmarks import gallery_checks as checks
 from benchmarks.gallery_references import reference
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "gallery.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @functools.cache
@@ -172,12 +174,46 @@ def test_the_table_shows_the_median_the_worst_and_who_diverged():
     assert lines[4].endswith("| 0 of 0 | 1 of 1 |")
 
 
-def test_the_page_shows_the_stored_table(tmp_path):
-    stored_rows = json.loads(RESULTS.read_text())
+@pytest.mark.parametrize(
+    ("stored_in", "name", "shown"),
+    [
+        ("gallery", "table", benchmark.table),
+        ("gallery_units", "units", checks.units_table),
+        ("gallery_statement", "statement", checks.statement_table),
+    ],
+)
+def test_the_page_shows_the_stored_table(tmp_path, stored_in, name, shown):
+    stored_rows = json.loads((RESULTS / f"{stored_in}.json").read_text())
     copy = tmp_path / "gallery.md"
     copy.write_text(benchmark.PAGE.read_text())
-    benchmark.into_page(stored_rows, copy)
+    benchmark.into_page(stored_rows, copy, name=name, shown=shown)
     assert copy.read_text() == benchmark.PAGE.read_text()
+
+
+def test_the_page_shows_the_stored_ratios(tmp_path):
+    copy = tmp_path / "benchmarks.md"
+    copy.write_text(divergence.PAGE.read_text())
+    divergence.into_page(json.loads((RESULTS / "divergence.json").read_text()), copy)
+    assert copy.read_text() == divergence.PAGE.read_text()
+    assert "| t-2 | " in copy.read_text()
+
+
+def test_the_tables_of_the_checks():
+    units = [
+        {"problem": "a", "solver": "aipod", "shares": {"x 1": 0.995, "x 1000": 1.0}},
+        {"problem": "a", "solver": "e3-aipod", "shares": {"x 1": 0.9, "x 1000": 1.0}},
+        {"problem": "b", "solver": "aipod", "shares": {"x 1": 1.0}},
+    ]
+    lines = checks.units_table(units).splitlines()
+    assert lines[2] == "| a | 99.50 to 100.00 | **90.00 to 100.00** |"
+    assert lines[3] == "| b | 100.00 to 100.00 |  |"
+    said = [
+        {"problem": "a", "solver": "aipod", "converged": word, "right": word is not False}
+        for word in (True, None, False, True)
+    ]
+    lines = checks.statement_table(said).splitlines()
+    assert lines[2] == "| a | **2 / 1 / 1, 1 wrong** |"
+    assert lines[-1] == "Wrong: 1 of 4 runs."
 
 
 def test_the_page_names_every_problem():

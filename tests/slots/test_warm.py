@@ -123,3 +123,27 @@ def test_what_does_not_go_together():
     assert not aipod.AiPOD(adjoint_random=True).adjoint.warm
     assert not aipod.ALSET().adjoint.warm
     assert aipod.AiPOD().adjoint.warm
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_z_stays_where_the_curvature_has_outgrown_its_estimate(sure):
+    """y has come to where the lower level bends ten times more than when it was looked at.
+
+    A number for adjoint_lr is taken as it is: that it is too long must show.
+    """
+    problem = aipod.Bilevel(upper, lambda x, y, _: 10 * lower(x, y, None))
+    adjoint = aipod.Neumann(10, aipod.Curvature() if sure else 1.0, warm=True)
+    y = jnp.full(3, 0.9)
+    rates = aipod.stepsize.Rates(jnp.ones((), int), jnp.ones(()))
+    turn = aipod.Turn(problem, jnp.zeros(3), y, rates, KEY)
+    old = jnp.array([0.01, 0.02, 0.03])
+    state = dataclasses.replace(adjoint.init(problem, turn.x, y), z=old)
+    z, kept, _ = adjoint.solve(turn, None, state)
+    if sure:
+        np.testing.assert_array_equal(z, old)
+        np.testing.assert_array_equal(kept.z, old)
+        # Without an old z the first term has to do: it tells whether the lower level bends down.
+        z, *_ = adjoint.solve(turn, None, adjoint.init(problem, turn.x, y))
+        np.testing.assert_allclose(z, y - 1.0, rtol=1e-6)
+    else:
+        assert jnp.linalg.norm(z) > 1e6

@@ -23,6 +23,7 @@ from aipod.slots.adjoint._stray import Straying
 from aipod.stepsize import (
     Curvature,
     StepSize,
+    adapts,
     beside,
     check_lr,
     check_not_negative,
@@ -31,6 +32,10 @@ from aipod.stepsize import (
 
 # A curvature along a term, in units of 1 / eta, that counts as 0; below minus that g is not convex.
 _DOWN = 1e-3
+# Terms made for the curvature do not grow. Where the residual of a warm series does, so many times,
+# the curvature has grown since it was looked at, as where y has just come near the edge of a
+# logarithm: then the z of the step before has to do.
+_GREW = 100.0
 # The squared size of a term, relative to the first one, at which a series is done.
 _DONE = 1e-12
 
@@ -199,7 +204,17 @@ class Neumann(AbstractAdjoint):
             left = average(n, left)
             return axpy(z, eta, left), left
 
+        begun = z
         z, last = jax.lax.fori_loop(2, self.steps, body, (z, last))
+        if adapts(self.lr):
+            longest = jnp.maximum(size(residual, residual), size(right, right))
+            grew = size(last, last) > _GREW**2 * longest
+
+            def unless_grown(new: Array, before: Array, one: Array) -> Array:
+                known = beside(size(old, old) > 0, new)
+                return jnp.where(beside(grew, new), jnp.where(known, before, one), new)
+
+            z = jax.tree.map(unless_grown, z, old, begun)
         left, whole = size(last, last), size(right, right)
         if noisy:
             # With noise a residual says more about the sample than about z.

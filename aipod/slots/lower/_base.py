@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod.problem import Bilevel
 from aipod.slots._cost import Cost
@@ -93,6 +93,13 @@ class AbstractLower(eqx.Module):
     def common(self, problem: Bilevel) -> bool:
         """Whether all clients have the same y when an outer step is over; it is then kept once."""
         return False
+
+    def share(self, state: PyTree) -> Array | float:
+        """The share of its step size that the slot takes; less than 1 where noise has told it to.
+
+        What a run says of its convergence depends on it: shorter steps follow x less quickly.
+        """
+        return 1.0
 
     @property
     def wire(self) -> str | None:

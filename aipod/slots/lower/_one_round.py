@@ -149,6 +149,9 @@ class OneRound(AbstractLower):
         default = restarted_momentum()
         return Mover.of("lower_optimizer", self.optimizer, lower_set, default)
 
+    def share(self, state: PyTree) -> Array | float:
+        return 1.0 if state.share is None else state.share
+
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
         return rates(self.lr) if state.share is None else rates(self.lr) * state.share
 

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import round_keys
 from aipod._misc.tree import axpy, cast_like
@@ -71,6 +71,9 @@ class ProjectedSGD(AbstractLower):
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
 
+    def share(self, state: PyTree) -> Array | float:
+        return 1.0 if state.tempering is None else state.tempering.share
+
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         lr, lower_set, facing = turn.lr(self.lr), turn.lower_set, state.facing
         tempering = state.tempering
@@ -107,6 +110,6 @@ class ProjectedSGD(AbstractLower):
             facing = facing.after(turn, y, Met(met), self.steps, lr=lr, steps=steps)
         if tempering is not None and is_random(turn.problem.lower_samples):
             points = one_of(lower_set, turn.y), one_of(lower_set, y)
-            tempering = tempering.after(*points, paced=turn.moves is not None)
+            tempering = tempering.after(*points, step=turn.step, paced=turn.moves is not None)
         cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
         return y, ProjectedState(facing, tempering), cost

@@ -106,6 +106,9 @@ class ProxSkip(AbstractLower):
     def faced(self, problem: Bilevel, state: PyTree) -> Bilevel:
         return on_face(problem, state.facing)
 
+    def share(self, state: PyTree) -> Array | float:
+        return 1.0 if state.tempering is None else state.tempering.share
+
     def common(self, problem: Bilevel) -> bool:
         return problem.lower_set.cohorts
 
@@ -145,7 +148,7 @@ class ProxSkip(AbstractLower):
             points: Any = (tempering.last, found.landed, found.projections > 0)
             if tempering.last is None:
                 points = (turn.y, found.point)
-            tempering = tempering.after(*points, paced=turn.moves is not None)
+            tempering = tempering.after(*points, step=turn.step, paced=turn.moves is not None)
         cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
         return found.point, ProxSkipState(found.correction, facing, tempering), cost
 
