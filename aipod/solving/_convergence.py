@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from aipod.algorithms import Alternating, State, natural_way
+from aipod.solving._extent import eps_of, flat_of, rounding_of, size_of, steeper_of
 
 # |grad F| has to shrink to this share of what it was.
 TOLERANCE = 1e-2
@@ -20,7 +20,8 @@ _STEEPER = 1e8
 # Fewer hypergradients than this say nothing about their noise.
 _ENOUGH = 8
 # Noise hides whether y and z lag behind x. They do not where the window is so many times as long as
-# they need to follow it, along z and not along what is flatter still.
+# they need to follow it, along z and not along what is flatter still. Without noise a lag shows, by
+# moves of y and by the residual of z, unless they need longer than the whole run.
 _FOLLOWS = 10
 
 
@@ -96,7 +97,7 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
         error = error * scale if window >= _ENOUGH else math.inf
     else:
         value, error = float(np.mean(watch.size)) * scale, 0.0
-    error = math.hypot(error, _rounding(state, seen) * many)
+    error = math.hypot(error, rounding_of(state, seen) * many)
     if not math.isfinite(value):
         return Convergence()
     start = float(np.mean(watch.start)) * scale
@@ -117,16 +118,27 @@ def _measured(solver: Alternating, state: State, clients: int | None) -> Converg
         convex=not bool(np.any(watch.bent)),
     )
     reach = max(float(np.mean(watch.reach)), float(pooled.distance) / window) * watch.unit.size
-    still = math.sqrt(reach) <= 100 * _eps(state) * _size(state.x)
+    still = math.sqrt(reach) <= 100 * eps_of(state) * size_of(state.x)
     away = 0.0
     if seen.off is not None and reach > 0:
         away = math.sqrt(float(np.mean(seen.off)) * watch.unit.size / reach)
     right, larger = float(pooled.right) / window, float(np.mean(watch.adjoint))
     # Relative to z where the run started: where z itself has become small, so has its error.
     bias = (found.adjoint or 0.0) * (math.sqrt(right / larger) if 0 < right < larger else 1.0)
-    flat, steeper = _flat(state), _steeper(state)
-    lag = _lag(solver, state, float(pooled.pull) / window) if noisy else 0.0
-    return _judged(found, solver, bias, away, top, flat=flat, steeper=steeper, still=still, lag=lag)
+    flat, steeper = flat_of(state), steeper_of(state)
+    lag = _lag(solver, state, float(pooled.pull) / window)
+    late = lag * _FOLLOWS > window if noisy else lag > int(state.step)
+    return _judged(
+        found,
+        solver,
+        bias,
+        away,
+        top,
+        flat=flat,
+        steeper=steeper,
+        still=still,
+        late=_late(found, lag, int(state.step), noisy=noisy) if late else None,
+    )
 
 
 _OFF = (
@@ -145,7 +157,7 @@ def _judged(
     flat: bool,
     steeper: float,
     still: bool,
-    lag: float,
+    late: tuple[str, str] | None,
 ) -> Convergence:
     """The statement that follows from the numbers, with the first reason that applies.
 
@@ -155,7 +167,7 @@ def _judged(
     - `flat`: whether the lower level has no curvature.
     - `steeper`: how many times larger its largest curvature is than at the start.
     - `still`: whether x never moved.
-    - `lag`: how many outer steps y and z need to follow x, where that cannot be seen.
+    - `late`: what to say where y and z may be behind x, and that cannot be seen.
     """
     value, error, start = found.stationarity, found.standard_error, found.start
     if value is None or error is None or start is None or found.moving is None:
@@ -203,13 +215,8 @@ def _judged(
         return says(None, *_inexact(found, solver))
     if away > TOLERANCE:
         return says(None, *_OFF)
-    if lag * _FOLLOWS > found.window and value + 2 * error <= wanted:
-        return says(
-            None,
-            f"|grad F| looks small, but y and the adjoint need some {lag:.0f} outer steps to "
-            f"follow x, and noise hides where they lag in the last {found.window:,}",
-            f"make {1.1e2 * lag:,.0f} outer steps, or more lower_steps and adjoint_steps in each.",
-        )
+    if late is not None and value + 2 * error <= wanted:
+        return says(None, *late)
     if value + 2 * error <= wanted or (still and error == 0):
         return says(True, f"|grad F| is at most {TOLERANCE:g} of what it was at its largest")
     if math.isinf(error):
@@ -242,6 +249,21 @@ def _lag(solver: Alternating, state: State, pull: float) -> float:
     return 1 / max(pull * slower, 1e-9) if pull > 0 else 0.0
 
 
+def _late(found: Convergence, lag: float, steps: int, *, noisy: bool) -> tuple[str, str]:
+    hidden = (
+        f"noise hides where they lag in the last {found.window:,}"
+        if noisy
+        else f"the run has made {steps:,}"
+    )
+    return (
+        f"|grad F| looks small, but y and the adjoint need some {lag:,.0f} outer steps to follow "
+        f"x, and {hidden}",
+        f"make {(1.1e2 if noisy else 10) * lag:,.0f} outer steps, or more lower_steps and "
+        "adjoint_steps in each; or rescale y, so that the lower level bends alike in all "
+        "directions.",
+    )
+
+
 def _onward(found: Convergence) -> str:
     if found.trend is not None and found.trend > TOLERANCE / 10:
         return (
@@ -263,34 +285,3 @@ def _inexact(found: Convergence, solver: Alternating) -> tuple[str, str]:
     off = found.adjoint or 0.0
     size = "more than its size" if off > 1 else f"{off:.2g} of its size"
     return f"the adjoint is off by {size}", solver.adjoint.remedy(off)
-
-
-def _rounding(state: State, seen: Any) -> float:
-    """The squared size of the rounding error in a hypergradient that is a difference of points."""
-    rate = float(np.mean(seen.rate))
-    if not seen.difference or rate <= 0:
-        return 0.0
-    clients = np.size(seen.rate)
-    return (_eps(state) * _size(state.x) / rate / 2) ** 2 / clients
-
-
-def _eps(state: State) -> float:
-    return float(jnp.finfo(jnp.result_type(float, *jax.tree.leaves(state.x))).eps)
-
-
-def _size(tree: Any) -> float:
-    return math.hypot(*(np.linalg.norm(np.ravel(leaf)) for leaf in jax.tree.leaves(tree)))
-
-
-def _steeper(state: State) -> float:
-    if state.curvature is None or not float(np.max(state.curvature.first)) > 0:
-        return 1.0
-    return float(np.max(state.curvature.estimate)) / float(np.max(state.curvature.first))
-
-
-def _flat(state: State) -> bool:
-    return (
-        state.curvature is not None
-        and int(state.step) > 0
-        and not np.max(state.curvature.estimate) > 0
-    )

@@ -284,6 +284,21 @@ def test_a_lower_level_that_has_become_too_steep_is_no_success():
     assert "y can hardly move" in found.convergence.reason
 
 
+@pytest.mark.parametrize("method", [aipod.AiPOD, aipod.EAiPOD, aipod.E2AiPOD, aipod.E3AiPOD])
+def test_a_direction_that_is_slower_than_the_run_is_not_called_converged(method):
+    """y and z have hardly begun to move along it, and so the hypergradient there looks small."""
+    bends = jnp.array([1e-7, 1.0])
+    problem = aipod.Bilevel(
+        lambda x, y, _: 0.5 * jnp.sum((y - 1) ** 2),
+        lambda x, y, _: 0.5 * jnp.sum(bends * (y - x) ** 2),
+    )
+    solution = aipod.solve(problem, method(upper_lr=0.3), jnp.zeros(2), jnp.zeros(2), 300, key=KEY)
+    # F = |x - 1|^2 / 2, and the first entry of x is still at 0.
+    assert aipod.stationarity(problem, solution.x, jnp.zeros(2)) > 0.9
+    assert solution.convergence.converged is not True
+    assert solution.convergence.advice
+
+
 def test_windows_and_blocks_end_when_they_should():
     """A window from step b has max(8, b // 10) steps, a block an eighth of them."""
     began = block = 0
