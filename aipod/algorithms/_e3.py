@@ -33,7 +33,7 @@ def E3AiPOD(
 
     The defaults were chosen by measurement, on the paper's MNIST tasks and on the gallery of
     problems: step sizes follow the curvature of the lower level and shorten in noise, and upstairs
-    works `aipod.paced_adam()`.
+    works `aipod.paced_adam(eager=True)`.
 
     **Arguments:**
 
@@ -67,7 +67,9 @@ def E3AiPOD(
         ),
         adjoint=OneRoundAdjoint(adjoint_steps, adjoint_lr, damping, compression, adjoint_optimizer),
         upper=EveryStep(
-            lr=upper_lr, optimizer=paced_unless(upper_lr, upper_optimizer), compression=compression
+            lr=upper_lr,
+            optimizer=paced_unless(upper_lr, upper_optimizer, eager=True),
+            compression=compression,
         ),
         estimator=estimator,
     )

@@ -211,9 +211,9 @@ def test_one_wild_gradient_neither_throws_x_nor_stays_in_the_moments():
     assert min(sizes[45:]) > 0.2
 
 
-def paces_of(gradient_at, entries, steps):
+def paces_of(gradient_at, entries, steps, *, eager=False):
     """The pace of each step as a share of x, where y always follows and f never rises."""
-    optimizer, x = aipod.paced_adam(), jnp.ones(entries)
+    optimizer, x = aipod.paced_adam(eager=eager), jnp.ones(entries)
 
     def one(carry, k):
         x, state, moved = carry
@@ -227,13 +227,21 @@ def paces_of(gradient_at, entries, steps):
     return np.asarray(jax.lax.scan(one, start, jnp.arange(steps))[1])
 
 
-def test_the_longest_pace_makes_up_for_the_memory_of_adam():
+@pytest.mark.parametrize(("eager", "first", "longest"), [(False, 0.01, 0.05), (True, 0.02, 0.1)])
+def test_the_longest_eager_pace_makes_up_for_the_memory_of_adam(eager, first, longest):
     """Adam's moves get shorter as gradients do: then the pace may be twice as long, not more."""
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
-    steady = paces_of(lambda k, x: signs, 4, 60)
+    steady = paces_of(lambda k, x: signs, 4, 60, eager=eager)
+    np.testing.assert_allclose(steady[0], first, rtol=1e-5)
     np.testing.assert_allclose(np.max(steady), 0.05, rtol=1e-5)
-    shorter = paces_of(lambda k, x: signs * 0.9**k, 4, 60)
-    np.testing.assert_allclose(np.max(shorter), 0.1, rtol=1e-5)
+    shorter = paces_of(lambda k, x: signs * 0.9**k, 4, 60, eager=eager)
+    np.testing.assert_allclose(np.max(shorter), longest, rtol=1e-5)
+
+
+def test_solvers_with_a_pace_are_equal_and_only_e3_aipod_is_eager():
+    assert aipod.E3AiPOD() == aipod.E3AiPOD()
+    assert aipod.E3AiPOD().upper.optimizer is aipod.paced_adam(eager=True)
+    assert aipod.AiPOD().upper.optimizer is aipod.paced_adam()
 
 
 def test_the_pace_falls_where_x_goes_round_its_goal_in_noise():
@@ -244,7 +252,7 @@ def test_the_pace_falls_where_x_goes_round_its_goal_in_noise():
             noise = jax.random.normal(jax.random.fold_in(KEY, k), x.shape)
             return pull * (x - 1) + noise
 
-        return paces_of(gradient, 4000, 150)
+        return paces_of(gradient, 4000, 150, eager=True)
 
     # Without a pull there is noise alone, and nothing speaks against the pace.
     around, free = noisy(5.0), noisy(0.0)

@@ -1,7 +1,7 @@
 """Adam whose steps find their own length: the default upper level of every solver.
 
 The direction is Adam's, which has no unit; its length, the pace, has the unit of x. It starts at a
-fiftieth of x0 and then follows four pieces of evidence, all free of units.
+hundredth of x0 (eager: a fiftieth) and then follows four pieces of evidence, all free of units.
 
 - The line. The cosine between the new hypergradient and the last move tells how much of the slope
   along that move is left. The pace grows while it is above a third of the best one of late, and
@@ -43,14 +43,14 @@ _B1, _B2 = 0.5, 0.999
 _SPIKE = 10.0
 # Below this share of the largest, a second moment is rounding error and makes no direction.
 _ROUNDING = 1e-8
-# The first pace as a share of x0; where x0 is 0, the first pace.
-_SHARE, _FROM_ZERO = 2e-2, 1e-6
+# The first pace as a share of x0, and that of an eager one; where x0 is 0, the first pace.
+_SHARE, _EAGER_SHARE, _FROM_ZERO = 1e-2, 2e-2, 1e-6
 # The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
 # Adam's second moment remembers the long gradients of the start, and its moves get shorter than the
-# pace as gradients do. The longest pace makes up for that, up to this factor, in the search: later
-# short gradients are mostly noise.
+# pace as gradients do. The longest pace of an eager one makes up for that, up to this factor, in
+# the search: later short gradients are mostly noise.
 _SHORTER = 2.0
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
@@ -95,41 +95,53 @@ class PacedTransformation(optax.GradientTransformationExtraArgs):
     """An optimiser that wants to know the last move of x, and what it promised and delivered."""
 
 
-def paced_adam() -> optax.GradientTransformation:
+def paced_adam(*, eager: bool = False) -> optax.GradientTransformation:
     """Adam whose steps find their own length, whatever the units of x and f.
 
     The upper level of every solver unless `upper_lr` or `upper_optimizer` says otherwise. It works
     inside the solvers alone, which tell it whether y follows.
+
+    **Arguments:**
+
+    - `eager`: begin with steps twice as long, and let them grow up to twice as far until they first
+        have to get shorter. E3-AiPOD does so, because each of its outer steps costs a round; where
+        y follows less closely, x overshoots more often.
 
     !!! example
         ```python
         solver = aipod.EAiPOD(upper_optimizer=aipod.paced_adam())
         ```
     """
-    return _paced_adam()
+    return _paced_adam(bool(eager))
 
 
 def paced_unless(
-    lr: StepSize | None, optimizer: optax.GradientTransformation | None
+    lr: StepSize | None,
+    optimizer: optax.GradientTransformation | None,
+    *,
+    eager: bool = False,
 ) -> optax.GradientTransformation | None:
     """The optimiser of a solver: the one given, none where there is a step size, else this one."""
-    return paced_adam() if lr is None and optimizer is None else optimizer
+    return paced_adam(eager=eager) if lr is None and optimizer is None else optimizer
 
 
-# One object: solvers made with it are equal.
+# One object of each kind: solvers made with it are equal.
 @functools.cache
-def _paced_adam() -> PacedTransformation:
-    return PacedTransformation(_init, _update)
+def _paced_adam(eager: bool) -> PacedTransformation:
+    return PacedTransformation(
+        functools.partial(_init, eager=eager), functools.partial(_update, eager=eager)
+    )
 
 
-def _init(x: PyTree) -> Pace:
+def _init(x: PyTree, *, eager: bool) -> Pace:
     sizes = _sizes(x)
     largest = jnp.max(sizes)
     unit = jnp.where(largest > 0, largest, 1.0)
     # A leaf that starts at 0 does not tell its unit. Such are biases and logarithms: at most 1.
     shares = jnp.where(sizes > 0, sizes, jnp.minimum(unit, 1.0)) / unit
     scales = jnp.clip(shares, _LEAST_SCALE, 1.0)
-    pace = jnp.where(largest > 0, _SHARE * largest, _FROM_ZERO)
+    share = _EAGER_SHARE if eager else _SHARE
+    pace = jnp.where(largest > 0, share * largest, _FROM_ZERO)
     return Pace(
         count=jnp.zeros((), jnp.int32),
         first=optax.tree.zeros_like(x),
@@ -164,6 +176,7 @@ def _update(
     delivered: Array | None = None,
     value: Array | None = None,
     stiffer: Array | float = 1.0,
+    eager: bool,
     **_: Any,
 ) -> tuple[PyTree, Pace]:
     """`moved`: the last move of x; the rest as `Turn.promise` has it."""
@@ -197,9 +210,11 @@ def _update(
     wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
-    shortened = _shortened(second, state.count + 1, evidence.steep)
-    wider = (1 + wider) * jnp.where(state.found, 1.0, shortened)
-    most = jnp.maximum(_MOST * wider * jnp.max(_sizes(params)), state.least)
+    most = _MOST * (1 + wider) * jnp.max(_sizes(params))
+    if eager:
+        shortened = _shortened(second, state.count + 1, evidence.steep)
+        most = most * jnp.where(state.found, 1.0, shortened)
+    most = jnp.maximum(most, state.least)
     most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
     pace = jnp.minimum(pace, most)
