@@ -61,8 +61,9 @@ class Curvature(eqx.Module):
     - `cap`: the longest step; by default there is none, since it would have units.
     - `iterations`: power iterations per outer step.
     - `tempered`: take shorter steps on y where they undo each other, that is where they follow
-        noise: in `OneRound`, the lower level of E3-AiPOD, and down to 1/4 of the step in
-        `ProjectedSGD` and `ProxSkip`, those of AiPOD, E-AiPOD and E2-AiPOD. Other slots ignore it.
+        noise: in `OneRound`, the lower level of E3-AiPOD, and in `ProjectedSGD` and `ProxSkip`,
+        those of AiPOD, E-AiPOD and E2-AiPOD; there down to half of the step where x finds its own
+        pace, else to less and less as the run goes on. Other slots ignore it.
 
     !!! example
         ```python
