@@ -108,11 +108,8 @@ class Evidence(eqx.Module):
         more = jnp.where(begins, 0.0, new - quick)
         return dataclasses.replace(self, level=jnp.stack([new, slow, change, value, more]))
 
-    def line(self, count: Array) -> Array:
-        """How the pace should change by the slope left along the last moves, from -3 to 1.
-
-        `count`: how many moves there were.
-        """
+    def line(self) -> Array:
+        """How the pace should change by the slope left along the last moves, from -3 to 1."""
         quick, slow = _ratio(self.quick), _ratio(self.slow)
         best = jnp.maximum(self.best, jnp.finfo(self.best.dtype).tiny)
         grows = jnp.clip((quick - _REST * best) / ((1 - _REST) * best), 0.0, 1.0)
@@ -120,14 +117,20 @@ class Evidence(eqx.Module):
         # only after more of them.
         at_once = _FALL * jnp.clip((-quick - 0.3) / 0.4, 0.0, 1.0)
         in_time = jnp.clip((-slow - 0.1) / 0.2, 0.0, 1.0)
-        # Where x has many entries, noise alone makes small cosines, and less is enough. A negative
-        # mean is Pflug's sign that x goes round its goal in noise, and not nearer to it.
+        beyond = jnp.maximum(at_once, in_time)
+        return jnp.where(beyond > 0, -beyond, grows)
+
+    def round_about(self, count: Array) -> Array:
+        """How surely x goes round its goal in noise, and not nearer to it, from 0 to 1.
+
+        Then the mean cosine is below 0 (Pflug, 1983). Where x has many entries, noise alone makes
+        small cosines, and a small mean is enough. `count`: how many moves there were.
+        """
+        slow = _ratio(self.slow)
         first = _SLOW ** (2 * (count - 1))
         share = first + (1 - first) * (1 - _SLOW) / (1 + _SLOW)
         error = jnp.sqrt(share * _square(self.slow))
-        surely = jnp.clip((-slow - _SURE * error) / _FULL, 0.0, 1.0)
-        beyond = jnp.maximum(at_once, jnp.maximum(in_time, surely))
-        return jnp.where(beyond > 0, -beyond, grows)
+        return jnp.clip((-slow - _SURE * error) / _FULL, 0.0, 1.0)
 
     def clear(self) -> Array:
         """How clearly the moves go on in one direction, from 0 to 1."""

@@ -6,8 +6,8 @@ hundredth of x0 (eager: a fiftieth) and then follows four pieces of evidence, al
 - The line. The cosine between the new hypergradient and the last move tells how much of the slope
   along that move is left. The pace grows while it is above a third of the best one of late, and
   falls where moves are taken back. This is the idea of hypergradient descent (Almeida et al., 1998;
-  Baydin et al., ICLR 2018) with a target that keeps away from the edge. Moves that noise alone
-  takes back show by a mean cosine that is a little, but surely, below 0 (Pflug, 1983).
+  Baydin et al., ICLR 2018) with a target that keeps away from the edge. An eager pace falls too
+  where noise alone takes moves back: the mean cosine is a little, but surely, below 0.
 - The promise. A move dx promises a decrease of F of -<h, dx>, if y follows. What was delivered is
   the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>). As in a trust
   region, the pace falls where much less is delivered than was promised: then y does not follow, the
@@ -104,8 +104,8 @@ def paced_adam(*, eager: bool = False) -> optax.GradientTransformation:
     **Arguments:**
 
     - `eager`: begin with steps twice as long, and let them grow up to twice as far until they first
-        have to get shorter. E3-AiPOD does so, because each of its outer steps costs a round; where
-        y follows less closely, x overshoots more often.
+        have to get shorter, which they then do sooner in noise. E3-AiPOD does so, because each of
+        its outer steps costs a round; where y follows less closely, x overshoots more often.
 
     !!! example
         ```python
@@ -192,7 +192,10 @@ def _update(
     evidence = evidence.with_promise(promised, delivered, begins)
     evidence = evidence.with_value(value, begins)
     known = evidence.known
-    line = evidence.line(state.count)
+    line = evidence.line()
+    if eager:
+        around = evidence.round_about(state.count)
+        line = jnp.where(around > 0, jnp.minimum(line, -around), line)
     line = jnp.where(state.found & (line > 0), _LATER * evidence.clear() * line, line)
     line = line * (1 + _BOOST / (1 + state.count / _FEW))
     # The first cosine does not tell how it changes with the pace.
