@@ -227,15 +227,12 @@ def paces_of(gradient_at, entries, steps, *, eager=False):
     return np.asarray(jax.lax.scan(one, start, jnp.arange(steps))[1])
 
 
-@pytest.mark.parametrize(("eager", "first", "longest"), [(False, 0.01, 0.05), (True, 0.02, 0.1)])
-def test_the_longest_eager_pace_makes_up_for_the_memory_of_adam(eager, first, longest):
-    """Adam's moves get shorter as gradients do: then the pace may be twice as long, not more."""
+@pytest.mark.parametrize(("eager", "first"), [(False, 0.01), (True, 0.02)])
+def test_where_the_pace_begins_and_ends(eager, first):
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
     steady = paces_of(lambda k, x: signs, 4, 60, eager=eager)
     np.testing.assert_allclose(steady[0], first, rtol=1e-5)
     np.testing.assert_allclose(np.max(steady), 0.05, rtol=1e-5)
-    shorter = paces_of(lambda k, x: signs * 0.9**k, 4, 60, eager=eager)
-    np.testing.assert_allclose(np.max(shorter), longest, rtol=1e-5)
 
 
 def test_solvers_with_a_pace_are_equal_and_only_e3_aipod_is_eager():

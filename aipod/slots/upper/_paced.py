@@ -48,10 +48,6 @@ _SHARE, _EAGER_SHARE, _FROM_ZERO = 1e-2, 2e-2, 1e-6
 # The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
-# Adam's second moment remembers the long gradients of the start, and its moves get shorter than the
-# pace as gradients do. The longest pace of an eager one makes up for that, up to this factor, in
-# the search: later short gradients are mostly noise.
-_SHORTER = 2.0
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
@@ -103,9 +99,8 @@ def paced_adam(*, eager: bool = False) -> optax.GradientTransformation:
 
     **Arguments:**
 
-    - `eager`: begin with steps twice as long, and let them grow up to twice as far until they first
-        have to get shorter, which they then do sooner in noise. E3-AiPOD does so, because each of
-        its outer steps costs a round; where y follows less closely, x overshoots more often.
+    - `eager`: begin with steps twice as long, and shorten them sooner in noise. E3-AiPOD does so,
+        because each of its outer steps costs a round.
 
     !!! example
         ```python
@@ -213,11 +208,7 @@ def _update(
     wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
-    most = _MOST * (1 + wider) * jnp.max(_sizes(params))
-    if eager:
-        shortened = _shortened(second, state.count + 1, evidence.steep)
-        most = most * jnp.where(state.found, 1.0, shortened)
-    most = jnp.maximum(most, state.least)
+    most = jnp.maximum(_MOST * (1 + wider) * jnp.max(_sizes(params)), state.least)
     most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
     pace = jnp.minimum(pace, most)
@@ -252,13 +243,6 @@ def _tamed(gradient: PyTree, usual: Array, begins: Array) -> PyTree:
     tamed = (usual > 0) & (size > most) & ~begins
     factor = jnp.where(tamed, most / jnp.where(size > 0, size, 1.0), 1.0)
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient)
-
-
-def _shortened(second: PyTree, count: Array, steep: Array) -> Array:
-    """How many times longer the gradients that Adam remembers are than those of late."""
-    square = optax.tree.sum(second) / (1 - _B2**count)
-    ratio = jnp.sqrt(square) / jnp.where(steep > 0, steep, 1.0)
-    return jnp.where(steep > 0, jnp.clip(ratio, 1.0, _SHORTER), 1.0)
 
 
 def _adam(gradient: PyTree, state: Pace) -> tuple[PyTree, PyTree, PyTree]:
