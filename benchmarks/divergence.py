@@ -34,6 +34,7 @@ import numpy as np
 import aipod
 from aipod import federated
 from aipod._misc.files import write_text
+from aipod.experiments.numbers import markdown
 from aipod.problem import FullBatch, Minibatches
 
 SOLVERS: dict[str, Callable[..., aipod.Alternating]] = {
@@ -248,7 +249,6 @@ def table(rows: list[dict[str, Any]]) -> str:
 def of_ratios(rows: list[dict[str, Any]]) -> str:
     """Kinds by solvers: the ratio, and in brackets that of exact descent; what diverged."""
     solvers = list(dict.fromkeys(row["solver"] for row in rows))
-    lines = ["| kind | " + " | ".join(solvers) + " |", "|---|" + "---|" * len(solvers)]
     by_place = {(row["kind"], row["solver"]): row for row in rows}
 
     def cell(found: dict[str, Any]) -> str:
@@ -256,10 +256,9 @@ def of_ratios(rows: list[dict[str, Any]]) -> str:
         text += "" if found["exact"] is None else f" ({found['exact']:.2f})"
         return text + (f", {found['diverged']} diverged" if found["diverged"] else "")
 
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        cells = (cell(by_place[kind, solver]) for solver in solvers)
-        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    lines = [[kind, *(cell(by_place[kind, solver]) for solver in solvers)] for kind in kinds]
+    return markdown(["kind", *solvers], lines).rstrip("\n")
 
 
 def into_page(rows: list[dict[str, Any]], page: Path = PAGE) -> None:

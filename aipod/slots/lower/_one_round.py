@@ -153,7 +153,7 @@ class OneRound(AbstractLower):
         return 1.0 if state.share is None else state.share
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
-        return rates(self.lr) if state.share is None else rates(self.lr) * state.share
+        return rates(self.lr) * self.share(state)
 
     def run(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree, Cost]:
         shared = None if state.facing is None else state.facing.shared
