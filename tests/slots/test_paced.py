@@ -255,3 +255,28 @@ def test_the_pace_falls_where_x_goes_round_its_goal_in_noise():
     around, free = noisy(5.0), noisy(0.0)
     assert around[-1] < 0.7 * around[0]
     assert free[-1] > free[0]
+
+
+def eager_paces(promised_at, steps=60):
+    """Paces, and as shares of x, where gradients shrink by 7 % a step: Adam's moves are short."""
+    optimizer, x = aipod.paced_adam(eager=True), jnp.ones(4)
+    signs = jnp.array([1.0, -1.0, 1.0, -1.0])
+    state, moved, paces, shares = optimizer.init(x), jnp.zeros(4), [], []
+    for k in range(steps):
+        promised = jnp.asarray(promised_at(k))
+        told = {"promised": promised, "delivered": promised, "value": jnp.ones(())}
+        change, state = optimizer.update(signs * 0.93**k, state, x, moved=moved, **told)
+        paces.append(float(state.pace))
+        shares.append(paces[-1] / float(jnp.sqrt(jnp.mean(x**2))))
+        moved, x = change, x + change
+    return np.asarray(paces), np.asarray(shares)
+
+
+def test_an_eager_pace_is_longer_where_moves_are_short_and_promise_much():
+    free, shares = eager_paces(lambda k: 1.0)
+    assert 0.07 < shares.max() <= 0.1 + 1e-6
+    # Once nothing is promised any more it stays where it is.
+    still, shares = eager_paces(lambda k: 1.0 if k < 12 else 0.01)
+    np.testing.assert_array_equal(still[:12], free[:12])
+    assert shares[11] > 0.06
+    np.testing.assert_allclose(still[12:20], still[11], rtol=1e-6)

@@ -10,7 +10,8 @@ from jaxtyping import Array, PyTree
 
 # Averages over about 5, 10 and 20 outer steps.
 _QUICK, _AVERAGE, _SLOW = 0.8, 0.9, 0.95
-# The best cosine is forgotten by 1 % in each step; growth ends where the cosine is a third of it.
+# The best cosine and the largest promise are forgotten by 1 % in each step. Growth ends where the
+# cosine is a third of the best.
 _FORGET, _REST = 0.99, 1 / 3
 # How much more or less than others a cosine counts.
 _WEIGHT = 5.0
@@ -41,6 +42,7 @@ class Evidence(eqx.Module):
     - `best`: the best cosine of late.
     - `kept`: of how far more was delivered than half of what was promised, and than twice of it.
     - `sizes`: of |delivered| and of |promised|.
+    - `promise`: the largest promise of late.
     - `level`: of f over few steps and over more, of its squared changes; its last value, and the
         last change of the first average.
     - `known`: whether x has moved at all.
@@ -52,6 +54,7 @@ class Evidence(eqx.Module):
     best: Array
     kept: Array
     sizes: Array
+    promise: Array
     level: Array
     known: Array
 
@@ -96,7 +99,8 @@ class Evidence(eqx.Module):
         )
         both = jnp.abs(jnp.stack([delivered, promised]))
         sizes = _averaged(_AVERAGE, self.sizes, both.astype(kept.dtype), begins)
-        return dataclasses.replace(self, kept=kept, sizes=sizes)
+        largest = jnp.where(begins, promised, jnp.maximum(promised, _FORGET * self.promise))
+        return dataclasses.replace(self, kept=kept, sizes=sizes, promise=largest.astype(kept.dtype))
 
     def with_value(self, value: Array, begins: Array) -> "Evidence":
         """With the value of f on a batch."""
@@ -164,7 +168,9 @@ class Evidence(eqx.Module):
 def no_evidence(dtype: Any) -> Evidence:
     """Before the first step."""
     zero, pair, three = jnp.zeros((), dtype), jnp.zeros(2, dtype), jnp.zeros(3, dtype)
-    return Evidence(zero, three, three, zero, pair, pair, jnp.zeros(5, dtype), jnp.asarray(False))
+    return Evidence(
+        zero, three, three, zero, pair, pair, zero, jnp.zeros(5, dtype), jnp.asarray(False)
+    )
 
 
 def _averaged(memory: float, old: Array, now: Array, begins: Array) -> Array:

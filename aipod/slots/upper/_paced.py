@@ -48,6 +48,9 @@ _SHARE, _EAGER_SHARE, _FROM_ZERO = 1e-2, 2e-2, 1e-6
 # The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
+# An eager pace may be so many times longer where Adam remembers longer gradients and makes moves
+# shorter than the pace. It grows there while moves promise this share of the largest promise.
+_LONGER, _PROMISING = 2.0, 0.15
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
@@ -99,8 +102,9 @@ def paced_adam(*, eager: bool = False) -> optax.GradientTransformation:
 
     **Arguments:**
 
-    - `eager`: begin with steps twice as long, and shorten them sooner in noise. E3-AiPOD does so,
-        because each of its outer steps costs a round.
+    - `eager`: begin with steps twice as long, let them become twice as long while they promise
+        much, and shorten them sooner in noise. E3-AiPOD does so, because each of its outer steps
+        costs a round.
 
     !!! example
         ```python
@@ -208,7 +212,12 @@ def _update(
     wish = jnp.where(unseen, 1.0, wish)
     pace = state.pace * jnp.exp(_STEP * wish) / jnp.where(stiffer > _STIFFER, stiffer, 1.0)
     wider = jnp.where(state.unknown, _WIDER / (1 + state.rests / _FINDING), 0.0)
-    most = jnp.maximum(_MOST * (1 + wider) * jnp.max(_sizes(params)), state.least)
+    most = _MOST * (1 + wider) * jnp.max(_sizes(params))
+    if eager:
+        longer = jnp.where(state.found, 1.0, _shortness(direction)) * most
+        promising = promised >= _PROMISING * evidence.promise
+        most = jnp.where(promising, longer, jnp.clip(state.pace, most, longer))
+    most = jnp.maximum(most, state.least)
     most = jnp.where(unseen, jnp.inf, most)
     rests = (wish <= 0) | (pace >= most)
     pace = jnp.minimum(pace, most)
@@ -230,6 +239,12 @@ def _update(
         lambda u, scale: (-length * scale * u).astype(u.dtype), direction, state.scales
     )
     return change, new
+
+
+def _shortness(direction: PyTree) -> Array:
+    """How many times shorter than the pace a move is, from 1 to 2."""
+    size = jnp.sqrt(optax.tree.norm(direction, squared=True) / optax.tree.size(direction))
+    return jnp.clip(1 / jnp.where(size > 0, size, 1.0), 1.0, _LONGER)
 
 
 def _tamed(gradient: PyTree, usual: Array, begins: Array) -> PyTree:
