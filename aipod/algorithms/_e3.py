@@ -23,6 +23,7 @@ def E3AiPOD(
     estimator: AbstractEstimator | Estimators | None = None,
     lower_optimizer: optax.GradientTransformation | None = None,
     adjoint_optimizer: optax.GradientTransformation | None = None,
+    memory: bool | None = None,
 ) -> Alternating:
     """E3-AiPOD, ours and not the paper's: one projection, one round, for each outer step.
 
@@ -55,6 +56,10 @@ def E3AiPOD(
         averages of the clients meet; the fixed points stay. By default momentum that restarts by
         itself, `aipod.restarted_momentum`, in a federation, and nothing elsewhere. With
         `optax.sgd(1.0)` clients go on from the plain averages.
+    - `memory`: with partial participation, whether each client remembers its last direction of x,
+        and the absent ones count with theirs. Then who takes part adds no noise where a run
+        settles. By default it is so where x has no bounds and all these directions take at most
+        1 GiB.
 
     !!! example
         ```python
@@ -70,6 +75,7 @@ def E3AiPOD(
             lr=upper_lr,
             optimizer=paced_unless(upper_lr, upper_optimizer, eager=True),
             compression=compression,
+            memory=memory,
         ),
         estimator=estimator,
     )

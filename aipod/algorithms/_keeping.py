@@ -211,7 +211,7 @@ def keeping_of(solver: Any, problem: Bilevel, x: PyTree, y: PyTree) -> Keeping |
         present = problem.lower_set.present(clients)
     everyone = present < clients or problem.fully_federated
     # Estimators remember what each client's own derivatives were.
-    each = solver.upper.needs_each or full.estimates is not None
+    each = solver.upper.needs_each(full.upper) or full.estimates is not None
     single = bool(clients > 1 and everyone and kept_once[0] and not each)
     wide = kept_once
     if single:

@@ -145,7 +145,7 @@ class Consensus(AbstractAgreement):
         return self if self.participation == 1 else _SomeClients(self, key)
 
     def once(self, clients: int) -> AbstractSet:
-        return Shared(clients)
+        return Shared(clients, members=self.present(clients))
 
     def cohort(
         self, chosen: Array, clients: int, members: int, axis: str | None = None

@@ -22,10 +22,15 @@ class Shared(AbstractAgreement):
 
     - `clients`: how many there are.
     - `axis`: the axis of a device mesh over which they are spread; None for one device.
+    - `members`: how many of them take part in an outer step; None for all.
     """
 
     clients: int = eqx.field(static=True)
     axis: str | None = eqx.field(static=True, default=None)
+    members: int | None = eqx.field(static=True, default=None)
+
+    def present(self, clients: int) -> int:
+        return clients if self.members is None else self.members
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return y

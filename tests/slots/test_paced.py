@@ -276,7 +276,7 @@ def test_an_eager_pace_is_longer_where_moves_are_short_and_promise_much():
     free, shares = eager_paces(lambda k: 1.0)
     assert 0.07 < shares.max() <= 0.1 + 1e-6
     # Once nothing is promised any more it stays where it is.
-    still, shares = eager_paces(lambda k: 1.0 if k < 12 else 0.01)
-    np.testing.assert_array_equal(still[:12], free[:12])
-    assert shares[11] > 0.06
-    np.testing.assert_allclose(still[12:20], still[11], rtol=1e-6)
+    still, shares = eager_paces(lambda k: 1.0 if k < 16 else 0.01)
+    np.testing.assert_array_equal(still[:16], free[:16])
+    assert shares[15] > 0.06
+    np.testing.assert_allclose(still[16:22], still[15], rtol=1e-6)

@@ -93,8 +93,7 @@ class AbstractUpper(eqx.Module):
         """
         return None
 
-    @property
-    def needs_each(self) -> bool:
+    def needs_each(self, state: PyTree) -> bool:
         """Whether `update` needs the gradient of each client, or one step for all is enough."""
         return True
 

@@ -71,8 +71,7 @@ class DifferenceStep(AbstractUpper):
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
 
-    @property
-    def needs_each(self) -> bool:
+    def needs_each(self, state: PyTree) -> bool:
         return False
 
     def seen(self, state: PyTree) -> Seen | None:

@@ -1,13 +1,16 @@
 """One projected step: the upper level of AiPOD."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy, cast_like
 from aipod.problem import Bilevel
+from aipod.sets._agreement import bytes_of_one_client
 from aipod.slots._compression import check_compression, rounds_both_ways, told
 from aipod.slots._cost import Cost
 from aipod.slots._turn import Turn
@@ -30,6 +33,9 @@ from aipod.slots.upper._seen import (
 )
 from aipod.stepsize import StepSize
 
+# The bytes that the remembered directions of all clients may take by default.
+_MEMORY = 2**30
+
 
 class EveryStep(AbstractUpper):
     """One step, projected every time, as AiPOD does.
@@ -46,6 +52,9 @@ class EveryStep(AbstractUpper):
     - `optimizer`: an `optax.GradientTransformation`.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
         for 4 in both directions.
+    - `memory`: where some of the clients make an outer step, whether each remembers its last
+        direction, and the absent ones count with theirs. None: where x has no bounds and all these
+        directions take at most 1 GiB.
     - `corrected`: in gossip (`aipod.Gossip`), whether a plain step is corrected for what one
         exchange with the neighbours leaves out (exact diffusion). Without it x is moved by
         decentralised SGD, and where clients differ it stops near a solution. An optimiser always
@@ -60,6 +69,7 @@ class EveryStep(AbstractUpper):
     lr: StepSize | None = None
     optimizer: optax.GradientTransformation | None = None
     compression: str | None = eqx.field(static=True, default=None)
+    memory: bool | None = eqx.field(static=True, default=False)
     corrected: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self) -> None:
@@ -84,19 +94,31 @@ class EveryStep(AbstractUpper):
         if problem.upper_set.apart:
             return first_alone(problem, self.optimizer, x)
         own = None if self.optimizer is None else self.optimizer.init(x)
-        known = None if self.compression is None else optax.tree.zeros_like(x)
+        average, part = self._first_memory(problem, x)
+        knows = self.compression is not None or average is not None
+        known = optax.tree.zeros_like(x) if knows else None
         difference = self.optimizer is None and problem.upper_set.constrained
         length = None if self.optimizer is None else first_length(problem, x)
         seen = nothing_seen(problem, x, difference=difference)
         heard = None if self.wire_back(problem) is None else optax.tree.zeros_like(x)
-        return UpperState(own, seen, known, length=length, heard=heard)
+        return UpperState(own, seen, known, length=length, heard=heard, average=average, part=part)
+
+    def _first_memory(self, problem: Bilevel, x: PyTree) -> tuple[PyTree, Array | None]:
+        """The mean of what is remembered, and how many of the clients take part; None without."""
+        clients, upper_set = problem.clients, problem.upper_set
+        if clients is None or not upper_set.affine or self.memory is False:
+            return None, None
+        part = upper_set.present(clients) / clients
+        small = clients * bytes_of_one_client(x) <= _MEMORY
+        if part == 1 or not (small or self.memory):
+            return None, None
+        return optax.tree.zeros_like(x), jnp.asarray(part)
 
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
 
-    @property
-    def needs_each(self) -> bool:
-        return self.compression is not None
+    def needs_each(self, state: PyTree) -> bool:
+        return state.known is not None
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen
@@ -110,31 +132,42 @@ class EveryStep(AbstractUpper):
             return next_alone(*how, slope, implicit, batch, state)
         direction, known = turn.direction(implicit, batch), state.known
         if self.compression is not None:
-            direction = known = told(direction, known, self.compression)
+            direction = told(direction, known, self.compression)
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
-        heard = state.heard
+        # Whether the direction is that of all clients by now.
+        agreed, average, heard = state.average is not None, state.average, state.heard
+        if known is not None:
+            known = upper_set.keep_absent(direction, known)
+        if agreed:
+            # Absent clients count with what they sent last.
+            change = upper_set.tangent(optax.tree.sub(direction, state.known))
+            direction = optax.tree.add(average, change)
+            average = axpy(average, state.part, change)
         if heard is not None and self.compression is not None:
             # The server has the mean; the clients go on from what they hear of it.
-            direction = heard = told(upper_set.tangent(direction), heard, self.compression)
+            mean = direction if agreed else upper_set.tangent(direction)
+            direction = heard = told(mean, heard, self.compression)
+            agreed = True
+        kept = dataclasses.replace(state, known=known, heard=heard, average=average)
         if self.optimizer is not None:
             along, length = cast_like(direction, x), None
-            if heard is None:
+            if not agreed:
                 along, length = mapped(upper_set, x, direction, state.length)
             new, own = optimizer_step(turn, self.optimizer, along, state.own, implicit, batch)
             seen = by_optimizer(state.seen, turn.problem.upper_set, along, x, new)
             # x + u agrees between clients as P g does: the second projection sends nothing.
             length = next_length(length, along, x, new)
-            kept = UpperState(own, seen, known, length=length, heard=heard)
+            kept = dataclasses.replace(kept, own=own, seen=seen, length=length)
             return new, kept, turn.upper_cost(2, rounds=1)
         lr = turn.lr(self.lr)
-        if self.compression is None or not upper_set.affine:
-            new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
-        else:
-            # The same, as all clients have one x: what is averaged is what they have sent.
-            mean = upper_set.tangent(direction) if heard is None else direction
+        if agreed or (self.compression is not None and upper_set.affine):
+            # The same as below, as all clients have one x: what is averaged is what they have sent.
+            mean = direction if agreed else upper_set.tangent(direction)
             new = cast_like(axpy(x, -lr, mean), x)
+        else:
+            new = cast_like(upper_set.project(axpy(x, -lr, direction)), x)
         if turn.problem.upper_set.constrained:
             seen = by_difference(state.seen, x, new, lr)
         else:
             seen = by_direction(state.seen, direction, lr)
-        return new, UpperState(None, seen, known, heard=heard), turn.upper_cost(1)
+        return new, dataclasses.replace(kept, seen=seen), turn.upper_cost(1)

@@ -86,8 +86,7 @@ class LocalUpper(AbstractUpper):
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state)
 
-    @property
-    def needs_each(self) -> bool:
+    def needs_each(self, state: PyTree) -> bool:
         return self.steps > 1
 
     def seen(self, state: PyTree) -> Seen | None:

@@ -48,9 +48,10 @@ _SHARE, _EAGER_SHARE, _FROM_ZERO = 1e-2, 2e-2, 1e-6
 # The longest pace as a share of x. From x0 = 0 it may be so many times longer at first, or x would
 # take long to find its scale; that fades over so many steps without growth.
 _MOST, _WIDER, _FINDING = 0.05, 3.0, 30.0
-# An eager pace may be so many times longer where Adam remembers longer gradients and makes moves
-# shorter than the pace. It grows there while moves promise this share of the largest promise.
-_LONGER, _PROMISING = 2.0, 0.15
+# An eager pace may be up to so many times longer where moves are shorter than this share of it, as
+# Adam remembers longer gradients. It grows there while moves promise this share of the largest
+# promise.
+_LONGER, _SHORT, _PROMISING = 2.0, 0.75, 0.15
 # Scales of the leaves of x, as shares of the largest.
 _LEAST_SCALE = 1e-3
 # log(pace) moves by at most this in an outer step; the line may move it faster in the first few.
@@ -242,9 +243,9 @@ def _update(
 
 
 def _shortness(direction: PyTree) -> Array:
-    """How many times shorter than the pace a move is, from 1 to 2."""
+    """How many times shorter than three quarters of the pace a move is, from 1 to 2."""
     size = jnp.sqrt(optax.tree.norm(direction, squared=True) / optax.tree.size(direction))
-    return jnp.clip(1 / jnp.where(size > 0, size, 1.0), 1.0, _LONGER)
+    return jnp.clip(_SHORT / jnp.where(size > 0, size, 1.0), 1.0, _LONGER)
 
 
 def _tamed(gradient: PyTree, usual: Array, begins: Array) -> PyTree:

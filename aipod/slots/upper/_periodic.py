@@ -74,8 +74,7 @@ class Periodic(AbstractUpper):
     def common(self, state: PyTree) -> PyTree | None:
         return but_messages(state) if self.steps == 1 else None
 
-    @property
-    def needs_each(self) -> bool:
+    def needs_each(self, state: PyTree) -> bool:
         return self.steps > 1
 
     def seen(self, state: PyTree) -> Seen | None:

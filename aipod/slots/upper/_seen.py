@@ -38,11 +38,14 @@ class UpperState(eqx.Module):
 
     - `own`: the optimiser's state, or None.
     - `seen`: the last projected hypergradient.
-    - `known`: with compression, what the server knows of each client.
+    - `known`: with compression, what the server knows of each client; with a memory, its last
+        direction.
     - `landed`: where projections are skipped, x after the last one.
     - `length`: where an optimiser moves x in a set with bounds, eta of its gradient mapping.
     - `correction`: in gossip, s.
     - `heard`: with compression in both directions, what clients know of the mean direction.
+    - `average`, `part`: with a memory, the mean of what is known of all clients, and the share of
+        them that takes part in an outer step.
     """
 
     own: PyTree
@@ -52,6 +55,8 @@ class UpperState(eqx.Module):
     length: Array | None = None
     correction: PyTree = None
     heard: PyTree = None
+    average: PyTree = None
+    part: Array | None = None
 
 
 def but_messages(state: UpperState) -> PyTree:
