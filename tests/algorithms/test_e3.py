@@ -250,7 +250,7 @@ def test_absent_clients_do_not_move_a_solution():
     solution = solved(found, solver, 200, federation(clients=6).problem)
     # Every client's corrections are right by now: with half of the clients it must stay there.
     # The upper step is left out, since a mean over half of the gradients is a noisy one.
-    still = aipod.E3AiPOD(upper_lr=1e-12, lower_steps=10, adjoint_steps=5)
+    still = aipod.E3AiPOD(upper_lr=1e-12, lower_steps=10, adjoint_steps=5, memory=False)
     state = dataclasses.replace(solution.state, step=jnp.asarray(500, jnp.int32))
     state = still.step(found.problem, state, key=KEY)
     np.testing.assert_allclose(state.y, solution.y, atol=1e-9)
