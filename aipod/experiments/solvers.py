@@ -90,6 +90,12 @@ ARGUMENTS = {
         "",
         "messages of 16, 8 or 4 bits, for e3-aipod in federations",
     ),
+    "memory": Argument(
+        values.flag,
+        "",
+        "whether absent clients count with their last direction of x (e3-aipod); left out: where "
+        "that takes at most 1 GiB",
+    ),
     "growth": Argument(values.number, "", "steps on y, over the root of the outer step (BSA)"),
     "decay": Argument(values.number, "", "how fast the steps on y shrink (BSA)"),
     "batch": Argument(values.whole, "", "draws averaged into each sample (stocBiO)"),

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import aipod
 from aipod import federated
@@ -82,6 +83,11 @@ def test_it_is_kept_where_it_is_small_unless_said_otherwise(monkeypatch):
     jax.clear_caches()
     assert average(problem) is None
     assert average(problem, memory=True) is not None
+
+
+def test_nothing_else_is_taken_for_a_memory():
+    with pytest.raises(ValueError, match="memory must be True, False or None, got 'yes'"):
+        aipod.E3AiPOD(memory="yes")
 
 
 def test_with_paced_adam_it_settles_and_without_a_memory_it_does_not():

@@ -76,6 +76,8 @@ class EveryStep(AbstractUpper):
         check_moves(self.lr, self.optimizer)
         check_compression(self.compression)
         check_one_of(self.lr, self.optimizer)
+        if not (self.memory is None or isinstance(self.memory, bool)):
+            raise ValueError(f"memory must be True, False or None, got {self.memory!r}.")
 
     @property
     def sends_direction(self) -> bool:
