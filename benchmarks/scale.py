@@ -3,6 +3,7 @@
     python benchmarks/scale.py                                     # one GPU: up to 100,000 clients
     python benchmarks/scale.py --clients 500 5000 --steps 10       # two cores
     python benchmarks/scale.py --clients 5000 --participation 1 0.05
+    python benchmarks/scale.py --clients 1000 --participation 0.05 --memory --steps 20
 
 Every line is a process of its own, so that its peak of memory is its own: the device's where JAX
 tells it, else that of the process. The task is hyper-representation with a 784-200-10 network and
@@ -72,6 +73,7 @@ def measure(
     participation: float,
     devices: int,
     steps: int,
+    memory: bool = False,
 ) -> dict[str, float]:
     problem, mesh = federation(clients, examples, batch_size, participation, devices)
     rng = np.random.default_rng(1)
@@ -87,7 +89,7 @@ def measure(
     began = time.perf_counter()
     aipod.solve(
         problem,
-        make(solver, {}),
+        make(solver, {"memory": True} if memory else {}),
         x0,
         y0,
         steps=steps,
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=0, help="0: all examples of a client")
     parser.add_argument("--hidden", type=int, default=200)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--memory", action="store_true", help="clients remember directions of x")
     parser.add_argument("--one", action="store_true", help="measure in this process, print JSON")
     given = parser.parse_args()
     if given.one:
@@ -126,6 +129,7 @@ def main() -> None:
             participation=given.participation[0],
             devices=given.devices[0],
             steps=given.steps,
+            memory=given.memory,
         )
         print(json.dumps(found))
         return
@@ -138,6 +142,7 @@ def main() -> None:
                 command += ["--devices", str(devices), "--examples", str(given.examples)]
                 command += ["--hidden", str(given.hidden), "--steps", str(given.steps)]
                 command += ["--batch-size", str(given.batch_size)]
+                command += ["--memory"] if given.memory else []
                 done = subprocess.run(command, capture_output=True, text=True)
                 line = f"{clients:8,} {share:6g} {devices:7}"
                 if done.returncode:

@@ -59,7 +59,7 @@ def E3AiPOD(
     - `memory`: with partial participation, whether each client remembers its last direction of x,
         and the absent ones count with theirs. Then who takes part adds no noise where a run
         settles. By default it is so where x has no bounds and all these directions take at most
-        1 GiB.
+        64 MiB.
 
     !!! example
         ```python

@@ -94,7 +94,7 @@ ARGUMENTS = {
         values.flag,
         "",
         "whether absent clients count with their last direction of x (e3-aipod); left out: where "
-        "that takes at most 1 GiB",
+        "that takes at most 64 MiB",
     ),
     "growth": Argument(values.number, "", "steps on y, over the root of the outer step (BSA)"),
     "decay": Argument(values.number, "", "how fast the steps on y shrink (BSA)"),

@@ -34,7 +34,7 @@ from aipod.slots.upper._seen import (
 from aipod.stepsize import StepSize
 
 # The bytes that the remembered directions of all clients may take by default.
-_MEMORY = 2**30
+_MEMORY = 2**26
 
 
 class EveryStep(AbstractUpper):
@@ -54,7 +54,7 @@ class EveryStep(AbstractUpper):
         for 4 in both directions.
     - `memory`: where some of the clients make an outer step, whether each remembers its last
         direction, and the absent ones count with theirs. None: where x has no bounds and all these
-        directions take at most 1 GiB.
+        directions take at most 64 MiB.
     - `corrected`: in gossip (`aipod.Gossip`), whether a plain step is corrected for what one
         exchange with the neighbours leaves out (exact diffusion). Without it x is moved by
         decentralised SGD, and where clients differ it stops near a solution. An optimiser always
