@@ -83,6 +83,7 @@ from aipod.slots.estimators import SARAH as SARAH
 from aipod.slots.estimators import STORM as STORM
 from aipod.slots.estimators import AbstractEstimator as AbstractEstimator
 from aipod.slots.estimators import Estimate as Estimate
+from aipod.slots.estimators import EstimatorLike as _EstimatorLike
 from aipod.slots.estimators import Estimators as Estimators
 from aipod.slots.estimators import HeavyBall as HeavyBall
 from aipod.slots.estimators import LooplessSVRG as LooplessSVRG
@@ -121,5 +122,5 @@ from aipod.stepsize import Curvature as Curvature
 for _room in (globals(), *map(vars, (baselines, callbacks, data, federated, stepsize))):
     _make_readable(
         [value for name, value in _room.items() if not name.startswith("_")],
-        {"StepSize": stepsize.StepSize},
+        {"StepSize": stepsize.StepSize, "EstimatorLike": _EstimatorLike},
     )

@@ -34,7 +34,7 @@ from aipod.slots._cost import Counts, rounds_of
 from aipod.slots._oracles import spent
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint import AbstractAdjoint
-from aipod.slots.estimators import AbstractEstimator, Estimators
+from aipod.slots.estimators import EstimatorLike
 from aipod.slots.lower import AbstractLower
 from aipod.slots.upper import AbstractUpper
 from aipod.stepsize import (
@@ -86,7 +86,7 @@ class Alternating(eqx.Module):
     upper: AbstractUpper
     scope: Scope | None = None
     batch: int = eqx.field(static=True, default=1)
-    estimator: AbstractEstimator | Estimators | None = None
+    estimator: EstimatorLike | None = None
     shared: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:

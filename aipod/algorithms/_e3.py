@@ -4,7 +4,7 @@ import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.slots.adjoint import OneRoundAdjoint
-from aipod.slots.estimators import AbstractEstimator, Estimators
+from aipod.slots.estimators import EstimatorLike
 from aipod.slots.lower import OneRound
 from aipod.slots.upper import EveryStep, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -20,7 +20,7 @@ def E3AiPOD(
     damping: float | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     compression: str | None = None,
-    estimator: AbstractEstimator | Estimators | None = None,
+    estimator: EstimatorLike | None = None,
     lower_optimizer: optax.GradientTransformation | None = None,
     adjoint_optimizer: optax.GradientTransformation | None = None,
     memory: bool | None = None,

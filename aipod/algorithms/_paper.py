@@ -8,7 +8,7 @@ import optax
 from aipod.algorithms._alternating import Alternating
 from aipod.algorithms._variants import variant_of
 from aipod.slots.adjoint import AbstractAdjoint, Neumann, ProxSkipAdjoint, Restarted
-from aipod.slots.estimators import AbstractEstimator, Estimators
+from aipod.slots.estimators import EstimatorLike
 from aipod.slots.lower import ProjectedSGD, ProxSkip
 from aipod.slots.upper import Delayed, EveryStep, Periodic, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -45,7 +45,7 @@ def AiPOD(
     upper_lr: StepSize | None = None,
     lower_lr: StepSize = Curvature(),
     lower_steps: int = 5,
-    estimator: AbstractEstimator | Estimators | None = None,
+    estimator: EstimatorLike | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     **series: Unpack[_Series],
 ) -> Alternating:
@@ -93,7 +93,7 @@ def EAiPOD(
     lower_prob: float = 0.3,
     upper_steps: int = 1,
     extrapolation: float = 1.0,
-    estimator: AbstractEstimator | Estimators | None = None,
+    estimator: EstimatorLike | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
     **series: Unpack[_Series],
 ) -> Alternating:
@@ -136,7 +136,7 @@ class _Skipping(TypedDict, total=False):
     lower_steps: int
     lower_prob: float
     upper_steps: int
-    estimator: AbstractEstimator | Estimators | None
+    estimator: EstimatorLike | None
     upper_optimizer: optax.GradientTransformation | None
 
 

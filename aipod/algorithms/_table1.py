@@ -15,7 +15,7 @@ from aipod.algorithms._paper import AiPOD
 from aipod.algorithms._variants import variant_of
 from aipod.problem import Scope
 from aipod.slots.adjoint import Direct, PerturbedLower, SimultaneousAdjoint
-from aipod.slots.estimators import AbstractEstimator, Estimators
+from aipod.slots.estimators import EstimatorLike
 from aipod.slots.lower import AugmentedLagrangian, GrowingSGD, SimultaneousLower
 from aipod.slots.upper import DifferenceStep, EveryStep, paced_unless
 from aipod.stepsize import Curvature, StepSize, check_positive
@@ -119,7 +119,7 @@ def SOBA(
     lower_lr: StepSize = Curvature(),
     adjoint_lr: StepSize = Curvature(),
     shared: bool = False,
-    estimator: AbstractEstimator | Estimators | None = None,
+    estimator: EstimatorLike | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
     """SOBA (Dagreou, Ablin, Vaiter and Moreau, NeurIPS 2022): one step of y, z and x at once.

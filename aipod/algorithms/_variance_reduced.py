@@ -22,6 +22,7 @@ from aipod.slots.estimators import (
     SARAH,
     STORM,
     AbstractEstimator,
+    EstimatorLike,
     Estimators,
     HeavyBall,
     LooplessSVRG,
@@ -31,7 +32,7 @@ from aipod.stepsize import StepSize
 _CHOSEN = ("shared", "estimator")
 
 
-def _soba(name: str, estimator: AbstractEstimator | Estimators, arguments: Any) -> Alternating:
+def _soba(name: str, estimator: EstimatorLike, arguments: Any) -> Alternating:
     made = SOBA(**arguments, shared=True, estimator=estimator)
     return dataclasses.replace(made, scope=Scope(name, upper=False, lower=False))
 

@@ -4,7 +4,7 @@ import optax
 
 from aipod.algorithms._alternating import Alternating
 from aipod.slots.adjoint import OneRoundAdjoint
-from aipod.slots.estimators import SAGA, AbstractEstimator, Estimators
+from aipod.slots.estimators import SAGA, EstimatorLike
 from aipod.slots.lower import OneRound
 from aipod.slots.upper import Delayed, paced_unless
 from aipod.stepsize import Curvature, StepSize
@@ -18,7 +18,7 @@ def VRAiPOD(
     adjoint_steps: int = 1,
     adjoint_lr: StepSize = Curvature(iterations=2),
     upper_steps: int = 1,
-    estimator: AbstractEstimator | Estimators | None = None,
+    estimator: EstimatorLike | None = None,
     upper_optimizer: optax.GradientTransformation | None = None,
 ) -> Alternating:
     """VR-AiPOD, ours: E3-AiPOD with few steps and variance-reduced derivatives, for finite sums.

@@ -211,26 +211,29 @@ def test_one_wild_gradient_neither_throws_x_nor_stays_in_the_moments():
     assert min(sizes[45:]) > 0.2
 
 
-def paces_of(gradient_at, entries, steps, *, eager=False):
-    """The pace of each step as a share of x, where y always follows and f never rises."""
+def paces_of(gradient_at, entries, steps, *, eager=False, promised_at=None):
+    """The pace of each step, and as a share of x, where y always follows and f never rises.
+
+    Without `promised_at` a move promises what the new gradient says.
+    """
     optimizer, x = aipod.paced_adam(eager=eager), jnp.ones(entries)
 
     def one(carry, k):
         x, state, moved = carry
         gradient = gradient_at(k, x)
-        promised = -jnp.vdot(gradient, moved)
+        promised = -jnp.vdot(gradient, moved) if promised_at is None else promised_at(k)
         told = {"promised": promised, "delivered": promised, "value": jnp.ones(())}
         change, state = optimizer.update(gradient, state, x, moved=moved, **told)
-        return (x + change, state, change), state.pace / jnp.sqrt(jnp.mean(x**2))
+        return (x + change, state, change), (state.pace, state.pace / jnp.sqrt(jnp.mean(x**2)))
 
     start = (x, optimizer.init(x), jnp.zeros(entries))
-    return np.asarray(jax.lax.scan(one, start, jnp.arange(steps))[1])
+    return map(np.asarray, jax.lax.scan(one, start, jnp.arange(steps))[1])
 
 
 @pytest.mark.parametrize(("eager", "first"), [(False, 0.01), (True, 0.02)])
 def test_where_the_pace_begins_and_ends(eager, first):
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
-    steady = paces_of(lambda k, x: signs, 4, 60, eager=eager)
+    _, steady = paces_of(lambda k, x: signs, 4, 60, eager=eager)
     np.testing.assert_allclose(steady[0], first, rtol=1e-5)
     np.testing.assert_allclose(np.max(steady), 0.05, rtol=1e-5)
 
@@ -249,7 +252,8 @@ def test_the_pace_falls_where_x_goes_round_its_goal_in_noise():
             noise = jax.random.normal(jax.random.fold_in(KEY, k), x.shape)
             return pull * (x - 1) + noise
 
-        return paces_of(gradient, 4000, 150, eager=True)
+        _, shares = paces_of(gradient, 4000, 150, eager=True)
+        return shares
 
     # Without a pull there is noise alone, and nothing speaks against the pace.
     around, free = noisy(5.0), noisy(0.0)
@@ -257,26 +261,17 @@ def test_the_pace_falls_where_x_goes_round_its_goal_in_noise():
     assert free[-1] > free[0]
 
 
-def eager_paces(promised_at, steps=60):
-    """Paces, and as shares of x, where gradients shrink by 7 % a step: Adam's moves are short."""
-    optimizer, x = aipod.paced_adam(eager=True), jnp.ones(4)
+def eager_paces(promised_at):
+    """Of an eager pace where gradients shrink by 7 % a step: Adam's moves are short."""
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
-    state, moved, paces, shares = optimizer.init(x), jnp.zeros(4), [], []
-    for k in range(steps):
-        promised = jnp.asarray(promised_at(k))
-        told = {"promised": promised, "delivered": promised, "value": jnp.ones(())}
-        change, state = optimizer.update(signs * 0.93**k, state, x, moved=moved, **told)
-        paces.append(float(state.pace))
-        shares.append(paces[-1] / float(jnp.sqrt(jnp.mean(x**2))))
-        moved, x = change, x + change
-    return np.asarray(paces), np.asarray(shares)
+    return paces_of(lambda k, x: signs * 0.93**k, 4, 60, eager=True, promised_at=promised_at)
 
 
 def test_an_eager_pace_is_longer_where_moves_are_short_and_promise_much():
-    free, shares = eager_paces(lambda k: 1.0)
+    free, shares = eager_paces(lambda k: jnp.ones(()))
     assert 0.07 < shares.max() <= 0.1 + 1e-6
     # Once nothing is promised any more it stays where it is.
-    still, shares = eager_paces(lambda k: 1.0 if k < 16 else 0.01)
+    still, shares = eager_paces(lambda k: jnp.where(k < 16, 1.0, 0.01))
     np.testing.assert_array_equal(still[:16], free[:16])
     assert shares[15] > 0.06
     np.testing.assert_allclose(still[16:22], still[15], rtol=1e-6)

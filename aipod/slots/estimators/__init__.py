@@ -3,6 +3,7 @@
 from aipod.slots.estimators._base import AbstractEstimator as AbstractEstimator
 from aipod.slots.estimators._base import Estimate as Estimate
 from aipod.slots.estimators._base import Oracle as Oracle
+from aipod.slots.estimators._each import EstimatorLike as EstimatorLike
 from aipod.slots.estimators._each import Estimators as Estimators
 from aipod.slots.estimators._each import for_each as for_each
 from aipod.slots.estimators._each import or_plain as or_plain

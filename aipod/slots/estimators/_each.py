@@ -31,6 +31,10 @@ class Estimators(eqx.Module):
             check_estimator(getattr(self, name), name)
 
 
+# What solvers take: one for all slots, or one for each.
+EstimatorLike = AbstractEstimator | Estimators
+
+
 def check_estimator(estimator: Any, name: str) -> None:
     """Raises `ValueError` unless it is an estimator, or None."""
     if estimator is not None and not isinstance(estimator, AbstractEstimator):

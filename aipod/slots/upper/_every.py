@@ -134,22 +134,20 @@ class EveryStep(AbstractUpper):
             return next_alone(*how, slope, implicit, batch, state)
         direction, known = turn.direction(implicit, batch), state.known
         if self.compression is not None:
-            direction = told(direction, known, self.compression)
+            direction = known = told(direction, known, self.compression)
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
+        average, heard = state.average, state.heard
         # Whether the direction is that of all clients by now.
-        agreed, average, heard = state.average is not None, state.average, state.heard
-        if known is not None:
+        agreed = average is not None or heard is not None
+        if average is not None:
+            # Absent clients count with what they sent last. With compression nobody is absent.
+            change = upper_set.tangent(optax.tree.sub(direction, known))
             known = upper_set.keep_absent(direction, known)
-        if agreed:
-            # Absent clients count with what they sent last.
-            change = upper_set.tangent(optax.tree.sub(direction, state.known))
             direction = optax.tree.add(average, change)
             average = axpy(average, state.part, change)
-        if heard is not None and self.compression is not None:
+        elif heard is not None and self.compression is not None:
             # The server has the mean; the clients go on from what they hear of it.
-            mean = direction if agreed else upper_set.tangent(direction)
-            direction = heard = told(mean, heard, self.compression)
-            agreed = True
+            direction = heard = told(upper_set.tangent(direction), heard, self.compression)
         kept = dataclasses.replace(state, known=known, heard=heard, average=average)
         if self.optimizer is not None:
             along, length = cast_like(direction, x), None
