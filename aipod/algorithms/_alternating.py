@@ -221,7 +221,8 @@ class Alternating(eqx.Module):
 
         moves = last_moves(state)
         damping = 0.0 if state.curvature is None else state.curvature.damping()
-        rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping)
+        uneven = 1.0 if curvature is None else curvature.uneven()
+        rates = Rates(state.step, estimate, moves, stiffer(curvature, state), damping, uneven)
         turn = Turn(problem, x, state.y, rates, lower_key).along(estimation=each.lower)
         found: Any = self.lower.run(turn, state.lower)
         names: tuple[str, ...] = ("y", "its state", "its cost")

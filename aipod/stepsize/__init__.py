@@ -28,6 +28,7 @@ from aipod.stepsize._stepsize import check_lr as check_lr
 from aipod.stepsize._stepsize import smaller as smaller
 from aipod.stepsize._tempering import Tempering as Tempering
 from aipod.stepsize._tempering import agreement as agreement
+from aipod.stepsize._tempering import balance_within as balance_within
 from aipod.stepsize._tempering import is_tempered as is_tempered
 from aipod.stepsize._tempering import one_of as one_of
 from aipod.stepsize._tempering import tempered as tempered

@@ -62,8 +62,8 @@ class Curvature(eqx.Module):
     - `iterations`: power iterations per outer step.
     - `tempered`: take shorter steps on y where they undo each other, that is where they follow
         noise: in `OneRound`, the lower level of E3-AiPOD, and in `ProjectedSGD` and `ProxSkip`,
-        those of AiPOD, E-AiPOD and E2-AiPOD; there down to half of the step where x finds its own
-        pace, else to less and less as the run goes on. Other slots ignore it.
+        those of AiPOD, E-AiPOD and E2-AiPOD. With `upper_lr` they become shorter and shorter as
+        the run goes on; where x finds its own pace there is a limit. Other slots ignore it.
 
     !!! example
         ```python
@@ -116,6 +116,11 @@ class CurvatureState(eqx.Module):
     usual: Array
     peak: Array
     reach: Array
+
+    def uneven(self) -> Array:
+        """How much more than a usual batch the stiffest of late bends; at least 1."""
+        usual = jnp.where(self.usual > 0, self.usual, 1.0)
+        return jnp.where(self.usual > 0, jnp.maximum(self.estimate / usual, 1.0), 1.0)
 
     def damping(self) -> Array:
         """What the Hessian lacks where the lower level has lost its curvature; else 0."""

@@ -51,6 +51,7 @@ class Rates(eqx.Module):
     - `curvature`: the estimate of the lower level's largest curvature, for `Curvature`.
     - `stiffer`: the estimate over that of the step before.
     - `damping`: what the Hessian lacks where the lower level has lost its curvature; else 0.
+    - `uneven`: the estimate over the curvature of a usual batch.
     - `moves`: the last move of x and of y, and the y after it, from which an upper slot may find
         its own pace.
     - `start`, `estimation`, `direct`, `told`: as a turn has them.
@@ -61,6 +62,7 @@ class Rates(eqx.Module):
     moves: tuple[PyTree, PyTree, PyTree] | None = None
     stiffer: Array | float = 1.0
     damping: Array | float = 0.0
+    uneven: Array | float = 1.0
     start: PyTree = None
     estimation: Any = None
     direct: PyTree = None

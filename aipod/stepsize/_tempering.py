@@ -8,21 +8,28 @@ Two moves of y that follow each other, by a and then by b, agree by
 carry noise into y that the next ones carry out again, so that in noise R is below 1. Which moves
 are compared depends on what a slot can see.
 
-Of `OneRound` they are the two halves of its S local steps. On convex quadratics without noise R is
-at least 1 for every step beta up to 1 / l, because the steps are (I - beta G)^s d, no two of which
-point apart. Where there is nothing but noise, R is (1 + exp(-S beta l / 2)) / 2. The share falls
-while R is below 3/4 and grows otherwise, up to 1. In mere noise it so rests at beta = 1.4 / (S l),
-where y averages over about the samples of one outer step. On a noiseless problem it stays at 1.
-
 `ProjectedSGD` and `ProxSkip` make few steps in an outer step, or one, and project in between. Only
 points that were projected are compared: a projection undoes the noise off the set, and that of
 single clients, however short the steps are. a leads from the mean of these points over the last 100
 outer steps to the last of them, and b from there to the new one. The share falls while R is below
 1: a lag behind y*(x) pulls it above 1 and noise below, and 1 is where both cost about the same, if
 all directions bend alike. They do not, and a lag in flat directions does not show beside the noise
-of the others. So in outer step k the share does not fall below 1 / sqrt(1 + k / 4): steps that fade
-like this still lead everywhere in time. Early on the mean is over the last quarter of the run
-alone: the way from the start of y is long beside the noise, and would hide it.
+of the others. So in outer step k the share does not fall below h / sqrt(1 + k): steps that fade
+like this still lead everywhere in time. h is the curvature that the step obeys, that of the
+stiffest batch of late, over that of a usual batch, and at least 2: with heavy tails the whole step
+is already short for the usual batch, and fades later. Early on the mean is over the last quarter of
+the run alone: the way from the start of y is long beside the noise, and would hide it.
+
+Of `OneRound` they are at first the two halves of its S local steps. On convex quadratics without
+noise R is at least 1 for every step beta up to 1 / l, because the steps are (I - beta G)^s d, no
+two of which point apart. Where there is nothing but noise, R is (1 + exp(-S beta l / 2)) / 2. The
+share falls while R is below 3/4 and grows otherwise, up to 1. In mere noise it so rests at
+beta = 1.4 / (S l), where y averages over about the samples of one outer step. On a noiseless
+problem it stays at 1. Where x has a step size of its own, a second share t, with which the first is
+multiplied, falls as that of the other slots does, with h = 2. The first is then compared with
+(1 + 2^(-t)) / 2, which is 3/4 for t = 1, so that beta rests at 1.4 t / (S l), and y averages over
+more and more outer steps. Between clients it rests further up: their corrections have noise too,
+which moves both halves alike.
 
 Where x finds its own pace, the share does not fall below 1/2: such an x slows down where y is
 behind. (With 1/4 hyper-cleaning on the gallery came to between 88 and 99.7 % in place of 99 %.)
@@ -50,9 +57,9 @@ _BALANCE = 0.75
 # log(share) moves by this times R - 3/4, but by no more than half of it, in one outer step.
 _PACE = 0.4
 _LEAST_SHARE = 1e-3
-# The same between projected points, the least share where x finds its own pace, and elsewhere the
-# outer steps after which the least share fades.
-_EVEN, _LEAST_OF_PACED, _FADE = 1.0, 0.5, 4.0
+# The same between projected points, the least share where x finds its own pace, and elsewhere how
+# many times 1 / sqrt(1 + k) it is at least.
+_EVEN, _LEAST_OF_PACED, _LATER = 1.0, 0.5, 2.0
 # How many outer steps the mean of these points looks back, and early on which part of the run.
 _MEMORY, _PART = 100, 4.0
 
@@ -83,12 +90,18 @@ def tempered(
     share: Array,
     agreement: Array,
     *,
-    balance: float = _BALANCE,
+    balance: Array | float = _BALANCE,
     least: Array | float = _LEAST_SHARE,
 ) -> Array:
     """The share of the step that the next outer step takes."""
     change = jnp.exp(_PACE * jnp.clip(agreement - balance, -0.5, 0.5))
     return jnp.clip(share * change, least, 1).astype(share.dtype)
+
+
+def balance_within(outer: Array | float) -> Array | float:
+    """Where the agreement of local steps rests once they are this share of what they were."""
+    # exp(-S beta l / 2), which is 1/2 at rest, to this power.
+    return (1 + (2 * _BALANCE - 1) ** outer) / 2
 
 
 class Tempering(eqx.Module):
@@ -130,18 +143,20 @@ class Tempering(eqx.Module):
         *,
         step: Array,
         paced: bool,
+        uneven: Array | float = 1.0,
     ) -> "Tempering":
         """After an outer step that led from one projected point to another, if it has `projected`.
 
         Both points are those of one client. `step`: the outer steps made before this one. `paced`:
-        whether x finds its own pace.
+        whether x finds its own pace. `uneven`: the curvature of the stiffest batch of late over
+        that of a usual one.
         """
         halves = _square(self.mean, before) + _square(before, point)
         agreed = _ratio(_square(self.mean, point), halves)
         least: Array | float = _LEAST_OF_PACED
         weight: Array | float = 1 / _MEMORY
         if not paced:
-            least = 1 / jnp.sqrt(1 + step / _FADE)
+            least = jnp.minimum(1.0, jnp.maximum(_LATER, uneven) / jnp.sqrt(1.0 + step))
             weight = jnp.maximum(weight, _PART / (_PART + step))
         share = tempered(self.share, agreed, balance=_EVEN, least=least)
         mean = axpy(self.mean, weight, optax.tree.sub(before, self.mean))

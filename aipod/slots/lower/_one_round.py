@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from aipod._misc.tree import axpy, cast_like
-from aipod.problem import Bilevel
+from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
 from aipod.slots._compression import check_compression
@@ -25,11 +25,14 @@ from aipod.stepsize import (
     Curvature,
     Rates,
     StepSize,
+    Tempering,
     agreement,
+    balance_within,
     calmed,
     check_lr,
     check_steps,
     is_tempered,
+    one_of,
     spread_of,
     tempered,
 )
@@ -46,6 +49,7 @@ class OneRoundState(eqx.Module):
     - `facing`: on a set with bounds, which of them are active.
     - `momentum`: the state of the optimiser that moves y.
     - `spread`: with tempered steps of clients, how far the last local steps of a cohort led apart.
+    - `tempering`: a second share of the step, which fades in noise where x has a step size.
     """
 
     correction: PyTree
@@ -55,6 +59,7 @@ class OneRoundState(eqx.Module):
     facing: Facing | None = None
     momentum: PyTree | None = None
     spread: Array | None = None
+    tempering: Tempering | None = None
 
 
 class OneRound(AbstractLower):
@@ -127,7 +132,10 @@ class OneRound(AbstractLower):
             return state
         one = jnp.ones(problem.lower_set.apart, jnp.result_type(*jax.tree.leaves(y)))
         spread = jnp.ones(2, one.dtype) if problem.lower_set.together else None
-        return dataclasses.replace(state, share=one, agreement=one, spread=spread)
+        tempering = Tempering.first(self.lr, problem.lower_set, y)
+        return dataclasses.replace(
+            state, share=one, agreement=one, spread=spread, tempering=tempering
+        )
 
     def common(self, problem: Bilevel) -> bool:
         return True
@@ -150,7 +158,15 @@ class OneRound(AbstractLower):
         return Mover.of("lower_optimizer", self.optimizer, lower_set, default)
 
     def share(self, state: PyTree) -> Array | float:
-        return 1.0 if state.share is None else state.share
+        if state.share is None:
+            return 1.0
+        return state.share if state.tempering is None else state.share * state.tempering.share
+
+    def _next_share(self, state: OneRoundState) -> Array | None:
+        if state.share is None or state.agreement is None:
+            return None
+        outer = 1.0 if state.tempering is None else state.tempering.share
+        return tempered(state.share, state.agreement, balance=balance_within(outer))
 
     def _lr(self, state: OneRoundState, rates: Rates) -> Array:
         return rates(self.lr) * self.share(state)
@@ -177,7 +193,7 @@ class OneRound(AbstractLower):
 
     def settle(self, turn: Turn, state: PyTree) -> tuple[PyTree, PyTree]:
         lr, lower_set, facing = self._lr(state, turn.rates), turn.lower_set, state.facing
-        share = tempered(state.share, state.agreement) if self._tempered else None
+        share = self._next_share(state)
         how: dict[str, Any] = {
             "lr": lr,
             "probability": 1 / self.steps,
@@ -193,14 +209,17 @@ class OneRound(AbstractLower):
         if share is not None and lower_set.cohorts:
             way = jax.tree.map(lambda new, old: new[:1] - old[:1], y, turn.start)
             share = jnp.minimum(share, calmed(state.share, state.spread, way))
-        momentum = state.momentum
+        tempering, momentum = state.tempering, state.momentum
         if (mover := self._mover(lower_set)) is not None:
             y, momentum = mover(turn.start, y, momentum)
             if lower_set.agreement is not None:
                 # Momentum leads out of a set within which clients agree.
                 y = cast_like(lower_set.alone(y), y)
+        if tempering is not None and turn.moves is None and is_random(turn.problem.lower_samples):
+            points = one_of(lower_set, turn.start), one_of(lower_set, y)
+            tempering = tempering.after(*points, step=turn.step, paced=False)
         return y, OneRoundState(
-            correction, known, share, state.agreement, facing, momentum, state.spread
+            correction, known, share, state.agreement, facing, momentum, state.spread, tempering
         )
 
     def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:

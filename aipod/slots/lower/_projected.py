@@ -110,6 +110,8 @@ class ProjectedSGD(AbstractLower):
             facing = facing.after(turn, y, Met(met), self.steps, lr=lr, steps=steps)
         if tempering is not None and is_random(turn.problem.lower_samples):
             points = one_of(lower_set, turn.y), one_of(lower_set, y)
-            tempering = tempering.after(*points, step=turn.step, paced=turn.moves is not None)
+            tempering = tempering.after(
+                *points, step=turn.step, paced=turn.moves is not None, uneven=turn.rates.uneven
+            )
         cost = turn.lower_cost(self.steps, lower_draws=self.steps, memory=memory)
         return y, ProjectedState(facing, tempering), cost

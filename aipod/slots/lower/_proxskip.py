@@ -148,7 +148,9 @@ class ProxSkip(AbstractLower):
             points: Any = (tempering.last, found.landed, found.projections > 0)
             if tempering.last is None:
                 points = (turn.y, found.point)
-            tempering = tempering.after(*points, step=turn.step, paced=turn.moves is not None)
+            tempering = tempering.after(
+                *points, step=turn.step, paced=turn.moves is not None, uneven=turn.rates.uneven
+            )
         cost = turn.lower_cost(found.projections, lower_draws=self.steps, memory=found.memory)
         return found.point, ProxSkipState(found.correction, facing, tempering), cost
 
