@@ -16,7 +16,7 @@ from aipod.sets import AbstractSet
 from aipod.stepsize._checks import check_positive, check_steps
 from aipod.stepsize._power import beside, norm, power_iteration, unit
 
-# Power iterations before the very first estimate, when there is no warm start yet.
+# About so many power iterations more for the very first estimate, which has no warm start.
 _COLD_ITERATIONS = 30
 # Batches behind the first estimate: one small batch may be far flatter than the next.
 _FIRST_BATCHES = 8
@@ -224,27 +224,34 @@ def curvature_update(
     noise_key, batch_key = subkeys(key, 2)
     noise = unit(_random(noise_key, y, lower_set), per_client=per_client)
 
+    # The first step begins with as many more looks at its first batch. Not with more iterations in
+    # one look: a GPU asks its host about each turn of a loop whose length depends on the step, and
+    # that takes longer than the turn where the problem is small.
+    more = jnp.where(step == 0, _COLD_ITERATIONS // iterations, 0)
+
     def look(index: Array, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         warm, largest = carry
-        batch = draw(samples, subkey(batch_key, index))
+        batch = draw(samples, subkey(batch_key, jnp.maximum(index - more, 0)))
         # Linear in v: linearised once for all iterations.
         gradient = jax.grad(lambda t: objective(t, batch))
         slope, product = jax.linearize(gradient, y)
         slope = lower_set.riesz(slope)
         fresh = optax.tree.add(noise, unit(slope, per_client=per_client))
-        cold = jnp.where((step == 0) & (index == 0), _COLD_ITERATIONS, 0)
 
         def iterated(start: PyTree) -> tuple[Array, PyTree]:
             # In the inner product of the set: that is the Hessian the steps along riesz(g) meet.
             return power_iteration(
-                lambda v: lower_set.riesz(product(v)),
-                start,
-                iterations + cold,
-                per_client=per_client,
+                lambda v: lower_set.riesz(product(v)), start, iterations, per_client=per_client
             )
 
-        # One after the other: side by side they would need twice the memory.
-        (old_size, old), (new_size, new) = iterated(warm), iterated(fresh)
+        if per_client:
+            starts = jax.tree.map(lambda a, b: jnp.stack([a, b]), warm, fresh)
+            (old_size, new_size), both = jax.vmap(iterated)(starts)
+            old = jax.tree.map(lambda leaf: leaf[0], both)
+            new = jax.tree.map(lambda leaf: leaf[1], both)
+        else:
+            # One after the other: side by side they would need twice the memory.
+            (old_size, old), (new_size, new) = iterated(warm), iterated(fresh)
         fresher = new_size > old_size
         vector = jax.tree.map(lambda a, b: jnp.where(beside(fresher, a), a, b), new, old)
 
@@ -253,11 +260,12 @@ def curvature_update(
 
         now = jnp.maximum(old_size, new_size)
         now = _ahead(slope_at, y, slope, now, per_client=per_client)
-        return vector, jnp.maximum(largest, now)
+        # An estimate that is too low looks too far ahead.
+        return vector, jnp.where(index < more, largest, jnp.maximum(largest, now))
 
     none = jnp.zeros_like(norm(state.vector, per_client=per_client))
-    start = (state.vector, none)
-    vector, sizes = jax.lax.fori_loop(0, curvature_draws(step), look, start)
+    looks = more + curvature_draws(step)
+    vector, sizes = jax.lax.fori_loop(0, looks, look, (state.vector, none))
     now = lower_set.largest(sizes)
     kept = _KEPT if is_random(samples) else _KEPT_EXACT
     floor = jnp.maximum(kept * state.estimate, _FADED * state.peak)
