@@ -1,7 +1,6 @@
 """`Curvature` steps, and the power iteration that follows the largest curvature through a run."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from aipod._misc.keys import signs, subkey, subkeys
 from aipod.problem import Bilevel, draw, is_random
 from aipod.sets import AbstractSet
+from aipod.stepsize._ahead import ahead
 from aipod.stepsize._checks import check_positive, check_steps
 from aipod.stepsize._power import beside, norm, power_iteration, unit
 
@@ -33,9 +33,6 @@ _FADED = 1e-2
 # The peak is that of an average over about 20 steps, which says nothing of single batches. Those of
 # the first steps are forgotten, since a start may be far stiffer than all that follows.
 _USUAL, _EARLY = 0.95, 20
-# The estimate is looked for anew where the step that it allows meets more than this many times of
-# it, within this range, by so many halvings of its logarithm at most.
-_FURTHER, _TOO_FAR, _HALVINGS = 2.0, 1e12, 12
 # How far the curvature may jump in one outer step of a federation.
 HASTY = 2.0
 
@@ -155,52 +152,6 @@ def _random(key: PRNGKeyArray, y: PyTree, lower_set: AbstractSet) -> PyTree:
     return jax.tree.unflatten(structure, [drawn(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-def _ahead(
-    slope_at: Callable[[PyTree], PyTree],
-    y: PyTree,
-    slope: PyTree,
-    size: Array,
-    *,
-    per_client: bool,
-) -> Array:
-    """An estimate that still holds at the end of the step that it allows.
-
-    The curvature l on the way to y - slope / l comes from the slope there. Where the objective is
-    flat at y and bends further on, it is more than `size`; then the least l is looked for that is
-    as large as what it leads to. Elsewhere this costs one gradient.
-    """
-    steep = norm(slope, per_client=per_client)
-
-    def met(curvature: Array) -> Array:
-        length = 1 / curvature
-        ahead = jax.tree.map(lambda a, b: (a - beside(length, b) * b).astype(a.dtype), y, slope)
-        change = norm(optax.tree.sub(slope_at(ahead), slope), per_client=per_client)
-        found = change * curvature / jnp.where(steep > 0, steep, 1.0)
-        # Out of the domain of a logarithm, say: certainly too far.
-        return jnp.where(jnp.isfinite(found), found, jnp.inf)
-
-    low = jnp.where(size > 0, size, 1.0)
-    first = met(low)
-    high = jnp.where(jnp.isfinite(first), jnp.maximum(first, low), low * _TOO_FAR)
-    # Where nothing bends at y, the first step has no scale, and may be far too short as well.
-    low = jnp.where(size > 0, low, high / _TOO_FAR)
-    searched = first > _FURTHER * size
-
-    def searching(carry: tuple[Array, Array, Array]) -> Array:
-        low, high, count = carry
-        return jnp.any(searched & (high > _FURTHER * low)) & (count < _HALVINGS)
-
-    def halved(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        low, high, count = carry
-        middle = jnp.sqrt(low) * jnp.sqrt(high)
-        enough = met(middle) <= middle
-        return jnp.where(enough, low, middle), jnp.where(enough, middle, high), count + 1
-
-    start = (low, high, jnp.zeros((), jnp.int32))
-    _, found, _ = jax.lax.while_loop(searching, halved, start)
-    return jnp.where(searched, found, jnp.maximum(size, first))
-
-
 def curvature_update(
     problem: Bilevel,
     x: PyTree,
@@ -259,7 +210,7 @@ def curvature_update(
             return lower_set.riesz(gradient(point))
 
         now = jnp.maximum(old_size, new_size)
-        now = _ahead(slope_at, y, slope, now, per_client=per_client)
+        now = ahead(slope_at, y, slope, now, per_client=per_client)
         # An estimate that is too low looks too far ahead.
         return vector, jnp.where(index < more, largest, jnp.maximum(largest, now))
 
