@@ -33,7 +33,7 @@ import numpy as np
 
 import aipod
 from aipod import federated
-from aipod._misc.files import write_text
+from aipod._misc.files import write_between_marks, write_text
 from aipod.experiments.numbers import markdown
 from aipod.problem import FullBatch, Minibatches
 
@@ -263,9 +263,7 @@ def of_ratios(rows: list[dict[str, Any]]) -> str:
 
 def into_page(rows: list[dict[str, Any]], page: Path = PAGE) -> None:
     """Puts the table of ratios into the page between its two marks."""
-    before, begin, rest = page.read_text().partition("<!-- divergence: begin -->\n")
-    _, end, after = rest.partition("<!-- divergence: end -->")
-    write_text(page, f"{before}{begin}{of_ratios(rows)}\n{end}{after}")
+    write_between_marks(page, "divergence", of_ratios(rows))
 
 
 def main() -> None:

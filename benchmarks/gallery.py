@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import aipod
-from aipod._misc.files import write_text
+from aipod._misc.files import write_between_marks, write_text
 from aipod.experiments.gallery import PROBLEMS, Exhibit, store
 from aipod.experiments.solvers import SOLVERS, entry
 
@@ -177,11 +177,7 @@ def into_page(
     shown: Callable[[list[dict[str, Any]]], str] = table,
 ) -> None:
     """Puts a table into the page between the two marks of this name."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    block = f"{begin}\n{heading(stored)}\n\n{shown(stored['rows'])}\n{end}"
-    write_text(page, before + block + after)
+    write_between_marks(page, name, f"{heading(stored)}\n\n{shown(stored['rows'])}")
 
 
 def with_heading(rows: list[dict[str, Any]], chosen: argparse.Namespace) -> dict[str, Any]:

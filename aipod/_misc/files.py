@@ -66,6 +66,16 @@ def write_text(path: PathLike, text: str, *, private: bool = False) -> None:
     write_bytes(path, text.encode(), private=private)
 
 
+def write_between_marks(page: Path, name: str, text: str) -> None:
+    """Puts a text between the two marks of this name, which are comments of a Markdown page."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    before, found, rest = page.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{page} has no marks {begin.strip()} and {end}: add both, in this order.")
+    write_text(page, f"{before}{begin}{text}\n{end}{after}")
+
+
 def sync_folder(folder: PathLike) -> None:
     """Makes renames in a folder durable, on systems that can open folders."""
     with contextlib.suppress(OSError):

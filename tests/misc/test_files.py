@@ -198,3 +198,15 @@ def test_a_killed_writer_leaves_a_whole_file_and_its_leftovers_can_be_removed(tm
     files.remove_leftovers(tmp_path, "[a]")
     kept = ["a", "a.tmp.txt", f"b.tmp{os.getpid()}-0123abcd"]
     assert sorted(p.name for p in tmp_path.iterdir()) == kept
+
+
+def test_a_text_between_marks_is_replaced_and_nothing_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- one: begin -->\nold\n<!-- one: end -->\nb\n<!-- two: end -->\n")
+    for text in ("new", "newer\nlines"):
+        files.write_between_marks(page, "one", text)
+        expected = f"a\n<!-- one: begin -->\n{text}\n<!-- one: end -->\nb\n<!-- two: end -->\n"
+        assert page.read_text() == expected
+    with pytest.raises(ValueError, match=r"has no marks .*two: begin"):
+        files.write_between_marks(page, "two", "lost")
+    assert page.read_text() == expected
