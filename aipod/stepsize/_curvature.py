@@ -175,9 +175,9 @@ def curvature_update(
     noise_key, batch_key = subkeys(key, 2)
     noise = unit(_random(noise_key, y, lower_set), per_client=per_client)
 
-    # The first step begins with as many more looks at its first batch. Not with more iterations in
-    # one look: a GPU asks its host about each turn of a loop whose length depends on the step, and
-    # that takes longer than the turn where the problem is small.
+    # The first step begins with so many more looks at its first batch. More iterations in one look
+    # would be a second loop whose length depends on the step: a GPU asks its host about each turn
+    # of such a loop, which takes longer than the turn where the problem is small.
     more = jnp.where(step == 0, _COLD_ITERATIONS // iterations, 0)
 
     def look(index: Array, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
