@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from aipod._misc.shuffle import some_of
 from aipod.algorithms._sharing import common_parts, has_cohorts
 from aipod.algorithms._state import State
 from aipod.problem import Bilevel
@@ -153,7 +154,7 @@ class Keeping(eqx.Module):
         """The clients of an outer step, in their order; None for all of them."""
         if not self.some:
             return None
-        return jnp.sort(jax.random.permutation(key, self.clients)[: self.present])
+        return jnp.sort(some_of(key, self.clients, self.present))
 
 
 def _by_leaf(function: Any, state: State, beside: tuple) -> State:

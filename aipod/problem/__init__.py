@@ -20,7 +20,6 @@ from aipod.problem._pieces import clients_of as clients_of
 from aipod.problem._pieces import in_order as in_order
 from aipod.problem._pieces import pieces_of as pieces_of
 from aipod.problem._pieces import sizes_of as sizes_of
-from aipod.problem._pieces import word_of as word_of
 from aipod.problem._samplers import AbstractSampler as AbstractSampler
 from aipod.problem._samplers import Constant as Constant
 from aipod.problem._samplers import FullBatch as FullBatch

@@ -11,54 +11,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from aipod._misc.keys import hash32
-
-# Rounds of `shuffled`. After a rotation every place is equally likely; each round then halves what
-# is left of the order.
-_ROUNDS = 16
-_GOLDEN = 0x9E3779B9
-_SECOND = 0x85EBCA6B
-
-
-def shuffled(place: ArrayLike, size: ArrayLike, word: ArrayLike) -> Array:
-    """Where `place` goes in a pseudo-random permutation of range(size) that the word chooses.
-
-    Exactly a permutation for every size, computed for one place at a time and without memory: the
-    "swap or not" shuffle (Hoang, Morris and Rogaway, CRYPTO 2012).
-    """
-    size, word = jnp.asarray(size, jnp.uint32), jnp.asarray(word, jnp.uint32)
-    place = (jnp.asarray(place, jnp.uint32) + hash32(word) % size) % size
-    for step in range(1, _ROUNDS + 1):
-        key = hash32(word + jnp.uint32(step * _GOLDEN % 2**32))
-        other = (key % size + size - place) % size
-        larger = jnp.maximum(place, other)
-        swap = hash32(key ^ (larger * jnp.uint32(_SECOND))) >> 31
-        place = jnp.where(swap == 1, other, place)
-    return place.astype(jnp.int32)
+from aipod._misc.shuffle import GOLDEN, SECOND, shuffled
 
 
 def in_epochs(word: Array, count: Array, size: ArrayLike) -> Array:
     """The piece that draw number `count` visits: each of them once in every `size` draws."""
     size = jnp.asarray(size, jnp.int32)
     epoch = (count // size).astype(jnp.uint32)
-    own = hash32(word + (epoch + 1) * jnp.uint32(_SECOND))
+    own = hash32(word + (epoch + 1) * jnp.uint32(SECOND))
     place = shuffled(count % size, size, own)
     # A remainder that changes nothing: XLA takes it for slow, and so does not find the piece again
     # wherever it is used, in the slice of every array of the data.
     return jax.lax.rem(place, jnp.broadcast_to(jnp.where(count >= 0, size, 1), place.shape))
 
 
-def word_of(key: PRNGKeyArray) -> Array:
-    """A 32-bit word that stands for a key."""
-    words = jax.random.key_data(key)
-    return hash32(words[..., 0] ^ hash32(words[..., -1]))
-
-
 def client_words(word: Array, clients: Array) -> Array:
     """A word for each client, which does not depend on who else is there."""
-    return hash32(word + (clients.astype(jnp.uint32) + 1) * jnp.uint32(_GOLDEN))
+    return hash32(word + (clients.astype(jnp.uint32) + 1) * jnp.uint32(GOLDEN))
 
 
 def any_piece(word: Array, size: ArrayLike) -> Array:

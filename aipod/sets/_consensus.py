@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
+from aipod._misc.shuffle import some_of
 from aipod._misc.tree import to_device
 from aipod.sets._agreement import (
     AbstractAgreement,
@@ -234,7 +235,7 @@ class _SomeClients(AbstractRound):
 
     def _present(self, clients: int) -> Array:
         """1 for each client in the round, else 0."""
-        chosen = jax.random.permutation(self.key, clients)[: self.base.present(clients)]
+        chosen = some_of(self.key, clients, self.base.present(clients))
         return jnp.zeros(clients).at[chosen].set(1.0)
 
     def _shares(self, clients: int) -> Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import subkey
+from aipod._misc.shuffle import word_of
 from aipod.problem import (
     batch_size,
     clients_of,
@@ -21,7 +22,6 @@ from aipod.problem import (
     in_order,
     pieces_of,
     sizes_of,
-    word_of,
 )
 from aipod.slots.estimators import AbstractEstimator, Oracle, or_plain
 from aipod.stepsize import Rates

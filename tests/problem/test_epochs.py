@@ -6,36 +6,7 @@ import numpy as np
 import pytest
 
 import aipod
-from aipod.problem._pieces import in_epochs, shuffled
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 17, 100, 1000])
-def test_shuffled_is_a_permutation(size):
-    places = jnp.arange(size)
-    orders = jax.vmap(lambda word: shuffled(places, jnp.full(size, size), jnp.full(size, word)))(
-        jnp.arange(20, dtype=jnp.uint32)
-    )
-    assert (np.sort(np.asarray(orders), axis=1) == np.arange(size)).all()
-    if size > 7:
-        assert len(np.unique(np.asarray(orders), axis=0)) == 20
-
-
-def test_shuffled_orders_are_mixed():
-    """Every place is equally likely, and so is every pair of places (chi-square)."""
-    size, words = 8, jnp.arange(8000, dtype=jnp.uint32)
-    orders = np.asarray(
-        jax.vmap(lambda w: shuffled(jnp.arange(size), jnp.full(size, size), jnp.full(size, w)))(
-            words
-        )
-    )
-    for a in (0, 3, 7):
-        counts = np.bincount(orders[:, a], minlength=size)
-        assert np.sum((counts - 1000) ** 2 / 1000) < 30  # 7 degrees of freedom
-    pairs = np.bincount(orders[:, 0] * size + orders[:, 1], minlength=size**2)
-    pairs = pairs[pairs > 0]
-    assert len(pairs) == size * (size - 1)
-    mean = 8000 / len(pairs)
-    assert np.sum((pairs - mean) ** 2 / mean) < 110  # 55 degrees of freedom
+from aipod.problem._pieces import in_epochs
 
 
 def test_epochs_visit_every_piece_once_and_in_new_orders():
