@@ -41,8 +41,8 @@ def SimFBO(
     variables at once, one round, aggregation on the server): the equations are its published
     algorithm as we know it, not checked against the text or the authors' code, with its weights of
     local steps all equal to 1. Then all clients make tau steps, and ShroFBO, which divides each
-    client's sum by the number of its steps, is the same method. Takes federations with a server,
-    and problems without constraints.
+    client's sum by the number of its steps, is the same method up to a factor tau in the server's
+    steps. Takes federations with a server, and problems without constraints.
 
     **Arguments:**
 
@@ -95,8 +95,9 @@ def FedBiOAcc(
     steps): the equations are its published algorithm as we know it, not checked against the text or
     the authors' code.
     As we know it, a momentum is used in the step after the one in which it was found; here it is
-    used at once, so that points and momenta travel together. Takes federations with a server, and
-    problems without constraints.
+    used at once, so that points and momenta travel together; for I > 1 the first step after a round
+    is then along the clients' own momenta. Takes federations with a server, and problems without
+    constraints.
 
     **Arguments:** `upper_lr`, `lower_lr`, `adjoint_lr`, `upper_optimizer` as in `SimFBO`, and
 
@@ -132,26 +133,29 @@ def FedMBO(
         v_0 = grad_y f_i(x, y),   v_n = (I - eta grad_yy g_i(x, y)) v_{n-1},   n < N
         z_i = eta sum_n v_n,   x <- x - alpha average of grad_x f_i(x, y) - grad_xy g_i(x, y) z_i
 
-    The second line runs as often at once as there are clients, and i is another client in every
-    factor and once more in the last line: no client is in two series at a time. So the mean of z_i
-    is that of the series with the average Hessian, without an average of vectors in between. In
-    the outer step there are T + N + 1 rounds.
+    The second line runs as often at once as there are clients, and i is a newly drawn client in
+    every factor and once more in the last line: no client is in two series at a time. So the mean
+    of z_i is that of the series with the average Hessian, without an average of vectors in between.
+    In the outer step there are T + N + 1 rounds.
 
-    Only the paper's abstract and a summary were at hand (arXiv 2302.05412: minibatch steps below,
-    parallel series, clients sampled anew in every round): the equations are its published algorithm
-    as we know it, not checked against the text or the authors' code. Its own series has a random
-    number of factors; that is `adjoint_random=True`. With partial participation all series run, and
-    x is moved by those that end at a client of the last round: these visit clients as the series of
-    so many sampled clients do, and bytes are counted for these alone. Takes federations with a
-    server on one device whose clients have the same weight, and problems without constraints.
+    Checked against the published text (PMLR 202, Algorithms 1 and 2). Its series have random
+    numbers of factors, each its own, with eta = 1 / l_g1: that is `adjoint_random=True`. The sum,
+    our default, has the same mean and takes a second vector along. The paper's grad_x f is that of
+    the client where a series began, on a sample of its own; here it is that of the last one, on the
+    sample of grad_y f, with the same mean. With partial participation all series run, and x is
+    moved by those that end at a client of the last round: these visit clients as the series of so
+    many sampled clients do, and bytes are counted for these alone. (With `chosen="step"` a series
+    stays within one cohort, and the mean is that of the cohort's Hessian only for large cohorts.)
+    Takes federations with a server on one device whose clients have the same weight, and problems
+    without constraints.
 
     **Arguments:**
 
-    - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [eta]: step sizes. The last must be below
-        1 / l_g1 for the Hessian of every client.
+    - `upper_lr` [alpha], `lower_lr` [beta], `adjoint_lr` [eta]: step sizes. The last must be at
+        most 1 / l_g1 for the Hessian of every client.
     - `lower_steps` [T]: steps on y, each of them a round.
     - `adjoint_steps` [N]: terms of the series.
-    - `adjoint_random`: z_i = eta N v_{N'} with N' uniform in {0, ..., N - 1}, the same for all.
+    - `adjoint_random`: z_i = eta N v_{N'} with N' uniform in {0, ..., N - 1}, for each series.
     - `upper_optimizer`: an Optax optimiser in place of `upper_lr`. Not in the original.
 
     !!! example
@@ -192,16 +196,18 @@ def FedF2SA(
 
         y <- y - gamma_y q_y,   u <- u - gamma_u q_u,   x <- x - gamma_x q_x
 
-    The paper writes z for y and y for u, has no clients, makes several steps on both before one on
-    x, and lets lambda grow: `perturbation` may be a schedule. These are its directions in SimFBO's
-    rounds. By its abstract MemFBO (Yang, Xiao, Ma and Ji, AAAI 2025) has this shape too, a single
-    loop of first-order local steps; its equations were not at hand, and this is not MemFBO. Of the
-    F2SA paper (arXiv 2301.10945), too, only the abstract was. The three directions were checked
-    against the F2SA solver of benchopt's benchmark_bilevel, which others wrote: they are the same,
-    but that it takes both derivatives of f at y, not at u. Here y and u share their batches of g,
-    so that noise cancels. A `Curvature` as a step size measures by products with the Hessian;
-    numbers do without. The fixed points are off by O(delta); where tau > 1 and clients differ, by
-    their drift too. Takes federations with a server, and problems without constraints.
+    The paper (PMLR 202, Algorithm 1) writes z for y and y for u, has no clients, and makes several
+    steps on both and then one on x at the new ones, each on samples of its own. Its step on u is
+    alpha_k = eta_u / lambda_k and its step on x a multiple of alpha_k; its delta_k is the growth of
+    lambda, not our delta. `perturbation` may be a schedule, with which eta_x must fall too. Ours
+    are its directions in SimFBO's rounds, all from one point. They were checked against its text
+    and against the solver of benchopt's benchmark_bilevel, which others wrote: both take f at u, as
+    here. By its abstract MemFBO (Yang, Xiao, Ma and Ji, AAAI 2025) has this shape too, a single
+    loop of first-order local steps; its equations were not at hand, and this is not MemFBO. Here y
+    and u share their batches of g, so that noise cancels. A `Curvature` as a step size measures by
+    products with the Hessian; numbers do without. The fixed points are off by O(delta); where
+    tau > 1 and clients differ, by their drift too. Takes federations with a server, and problems
+    without constraints.
 
     **Arguments:** those of `SimFBO` but for `radius`, with u in place of z, and
 

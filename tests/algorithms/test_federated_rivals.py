@@ -263,17 +263,19 @@ def test_simfbo_by_cohorts():
 
 
 def fedmbo(x, y, key, *, alpha, beta, eta, steps, terms, random):
-    """One outer step of the docstring; the permutations and N' are drawn with the slot's key."""
+    """One outer step of the docstring; permutations and each N' are drawn with the slot's key."""
     clients = range(CLIENTS)
     for _ in range(steps):
         y = y - beta * np.mean([DATA.lower(m, x, y) for m in clients], axis=0)
     v = [y - DATA.wish[m] for m in clients]
-    total, factors = v, terms - 1
+    total, each = v, np.full(CLIENTS, terms - 1)
     if random:
-        factors = int(jax.random.randint(subkey(key, 0), (), 0, terms))
+        each = np.asarray(jax.random.randint(subkey(key, 0), (CLIENTS,), 0, terms))
+    factors = max(each)
     for n in range(1, factors + 1):
         order = np.asarray(jax.random.permutation(round_key(key, n), CLIENTS))
-        v = [v[order[m]] - eta * DATA.G[m] @ v[order[m]] for m in clients]
+        each = each[order]
+        v = [v[order[m]] - (n <= each[m]) * eta * DATA.G[m] @ v[order[m]] for m in clients]
         total = [total[order[m]] + v[m] for m in clients]
     z = [eta * terms * a for a in v] if random else [eta * a for a in total]
     order = np.asarray(jax.random.permutation(round_key(key, terms), CLIENTS))

@@ -15,7 +15,7 @@ from aipod.slots._cost import Cost, rounds_of
 from aipod.slots._turn import Turn
 from aipod.slots.adjoint._base import AbstractAdjoint
 from aipod.slots.adjoint._health import Health, healthy
-from aipod.stepsize import Curvature, StepSize, check_lr, check_steps
+from aipod.stepsize import Curvature, StepSize, beside, check_lr, check_steps
 
 
 class PassedSeries(AbstractAdjoint):
@@ -26,13 +26,14 @@ class PassedSeries(AbstractAdjoint):
     with clients m drawn anew for every factor: in every round a random permutation hands each
     series to another client, and once more before x sees it. So each z has the mean of the series
     of all clients, although no client knows their Hessian, and no vector is averaged. With `random`
-    N' is uniform in {0, ..., N - 1} and z = eta N v_{N'}.
+    every series has an N' of its own, uniform in {0, ..., N - 1}, and z = eta N v_{N'}. Series that
+    have ended wait for the longest; rounds and messages are counted as those of the longest.
 
     **Arguments:**
 
     - `steps` [N]: the number of terms.
     - `lr` [eta]: at most 1 / l_g1, the largest curvature of any client.
-    - `random`: a random number of factors instead of the sum.
+    - `random`: random numbers of factors instead of the sum.
 
     !!! example
         ```python
@@ -72,8 +73,18 @@ class PassedSeries(AbstractAdjoint):
 
         first = cast_like(turn.upper_gradient_y(upper_batch), y)
         if self.random:
-            factors = jax.random.randint(subkey(key, 0), (), 0, self.steps)
-            last = jax.lax.fori_loop(1, factors + 1, lambda n, v: factor(n, passed(n, v)), first)
+            rows = jax.tree.leaves(first)[0].shape[:1]
+            each = jax.random.randint(subkey(key, 0), rows, 0, self.steps)
+            factors = jnp.max(each)
+
+            def further(n: Array, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+                # A series takes its number along.
+                v, each = passed(n, carry)
+                new = factor(n, v)
+                kept = jax.tree.map(lambda a, b: jnp.where(beside(n <= each, a), a, b), new, v)
+                return kept, each
+
+            last, _ = jax.lax.fori_loop(1, factors + 1, further, (first, each))
             z = scaled(eta * self.steps, last)
             sent = factors + 1
         else:
