@@ -49,10 +49,11 @@ def main() -> None:
     parser.add_argument(
         "--solvers", nargs="*", default=["e-aipod", "e2-aipod", "e3-aipod", "fednest"]
     )
+    parser.add_argument("--tasks", nargs="*", default=["hyper-representation", "loss-tuning"])
     chosen = parser.parse_args()
     options = assignments(chosen.set)
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {' '.join(chosen.set)}")
-    for task in ("hyper-representation", "loss-tuning"):
+    for task in chosen.tasks:
         for solver in chosen.solvers:
             own = {name: defaults(solver)[name] for name in FIXED}
             fixed, found = (
