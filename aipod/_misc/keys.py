@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 # Odd, so that multiples of them run through all 32-bit words; one for each word of a key.
-_ODD = (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
+ODD = (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 
 
 def hash32(word: Array) -> Array:
@@ -23,11 +23,17 @@ def hash32(word: Array) -> Array:
     return word ^ (word >> 15)
 
 
+def word_of(key: PRNGKeyArray) -> Array:
+    """A 32-bit word that stands for a key."""
+    words = jax.random.key_data(key)
+    return hash32(words[..., 0] ^ hash32(words[..., -1]))
+
+
 def subkey(key: PRNGKeyArray, index: int | Array) -> PRNGKeyArray:
     """The key number `index` below a key; distinct for distinct indices."""
     words = jax.random.key_data(key)
     number = jnp.asarray(index, jnp.uint32) + jnp.uint32(1)
-    odd = jnp.asarray(_ODD[: words.shape[-1]], jnp.uint32)
+    odd = jnp.asarray(ODD[: words.shape[-1]], jnp.uint32)
     return jax.random.wrap_key_data(hash32(words + number * odd), impl=jax.random.key_impl(key))
 
 
@@ -60,7 +66,7 @@ def signs(key: PRNGKeyArray, like: Array) -> Array:
     """Random signs, -1 or 1, in the shape and data type of an array."""
     words = jax.random.key_data(key)
     index = jnp.arange(like.size, dtype=jnp.uint32)
-    word = hash32(hash32(words[0] + index * jnp.uint32(_ODD[0])) ^ words[1])
+    word = hash32(hash32(words[0] + index * jnp.uint32(ODD[0])) ^ words[1])
     return jnp.where(word >> 31, 1, -1).astype(like.dtype).reshape(like.shape)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.shuffle import word_of
+from aipod._misc.keys import word_of
 from aipod.problem._pieces import any_piece, client_words, in_epochs
 
 

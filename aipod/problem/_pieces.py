@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
-from aipod._misc.keys import hash32
-from aipod._misc.shuffle import GOLDEN, SECOND, shuffled
+from aipod._misc.keys import ODD, hash32
+from aipod._misc.shuffle import shuffled
 
 
 def in_epochs(word: Array, count: Array, size: ArrayLike) -> Array:
     """The piece that draw number `count` visits: each of them once in every `size` draws."""
     size = jnp.asarray(size, jnp.int32)
     epoch = (count // size).astype(jnp.uint32)
-    own = hash32(word + (epoch + 1) * jnp.uint32(SECOND))
+    own = hash32(word + (epoch + 1) * jnp.uint32(ODD[1]))
     place = shuffled(count % size, size, own)
     # A remainder that changes nothing: XLA takes it for slow, and so does not find the piece again
     # wherever it is used, in the slice of every array of the data.
@@ -30,7 +30,7 @@ def in_epochs(word: Array, count: Array, size: ArrayLike) -> Array:
 
 def client_words(word: Array, clients: Array) -> Array:
     """A word for each client, which does not depend on who else is there."""
-    return hash32(word + (clients.astype(jnp.uint32) + 1) * jnp.uint32(GOLDEN))
+    return hash32(word + (clients.astype(jnp.uint32) + 1) * jnp.uint32(ODD[0]))
 
 
 def any_piece(word: Array, size: ArrayLike) -> Array:

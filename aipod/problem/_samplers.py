@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.shuffle import word_of
+from aipod._misc.keys import word_of
 from aipod._misc.tree import all_finite, is_numeric
 from aipod.problem._pieces import any_piece, in_epochs, mixed, on_piece
 

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.keys import subkey
-from aipod._misc.shuffle import word_of
+from aipod._misc.keys import subkey, word_of
 from aipod.problem import (
     batch_size,
     clients_of,

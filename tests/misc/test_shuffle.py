@@ -53,8 +53,8 @@ def test_some_of_are_different_numbers_below_the_size(size, count):
 @pytest.mark.parametrize(("size", "count"), [(5, 2), (6, 3), (10, 3)])
 def test_all_sets_are_equally_likely(size, count):
     """Chi-square; the keys are those of one run, step after step."""
-    draws, sets = 200 * math.comb(size, count), math.comb(size, count)
-    keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.key(3), k))(jnp.arange(draws))
+    sets = math.comb(size, count)
+    keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.key(3), k))(jnp.arange(200 * sets))
     found = np.asarray(jax.vmap(lambda key: some_of(key, size, count))(keys))
     counts = np.unique(np.sum(2**found, axis=1), return_counts=True)[1]
     assert len(counts) == sets
