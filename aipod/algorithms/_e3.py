@@ -24,6 +24,7 @@ def E3AiPOD(
     lower_optimizer: optax.GradientTransformation | None = None,
     adjoint_optimizer: optax.GradientTransformation | None = None,
     memory: bool | None = None,
+    relaxation: float | None = None,
 ) -> Alternating:
     """E3-AiPOD, ours and not the paper's: one projection, one round, for each outer step.
 
@@ -60,6 +61,7 @@ def E3AiPOD(
         and the absent ones count with theirs. Then who takes part adds no noise where a run
         settles. By default it is so where x has no bounds and all these directions take at most
         64 MiB.
+    - `relaxation`: how many times its plain update the correction of y moves, see `aipod.OneRound`.
 
     !!! example
         ```python
@@ -68,7 +70,11 @@ def E3AiPOD(
     """
     return Alternating(
         lower=OneRound(
-            lr=lower_lr, steps=lower_steps, compression=compression, optimizer=lower_optimizer
+            lr=lower_lr,
+            steps=lower_steps,
+            compression=compression,
+            optimizer=lower_optimizer,
+            relaxation=relaxation,
         ),
         adjoint=OneRoundAdjoint(adjoint_steps, adjoint_lr, damping, compression, adjoint_optimizer),
         upper=EveryStep(

@@ -96,6 +96,9 @@ ARGUMENTS = {
         "whether absent clients count with their last direction of x (e3-aipod); left out: where "
         "that takes at most 64 MiB",
     ),
+    "relaxation": Argument(
+        values.number, "", "how many times its plain update a correction moves (e3-aipod), below 2"
+    ),
     "growth": Argument(values.number, "", "steps on y, over the root of the outer step (BSA)"),
     "decay": Argument(values.number, "", "how fast the steps on y shrink (BSA)"),
     "batch": Argument(values.whole, "", "draws averaged into each sample (stocBiO)"),

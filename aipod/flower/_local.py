@@ -183,7 +183,7 @@ def attempt(
     robust: bool = False,
 ) -> tuple[State, Tables, dict[str, Array]]:
     """One outer step with the answers so far: the state after it, and what it asked for."""
-    mailbox = Mailbox(answers, robust or solver.wire is not None)
+    mailbox = Mailbox(answers, robust, bare=solver.wire is not None)
     state = solver.traced_step(connected(problem, mailbox), state, key)
     return state, *mailbox.questions()
 

@@ -89,8 +89,8 @@ class _Rows(eqx.Module):
 class Mailbox:
     """The tables of one outer step while it is traced; questions go into mutable references."""
 
-    def __init__(self, answers: Tables, bare: bool = False) -> None:
-        self._bare = bare
+    def __init__(self, answers: Tables, robust: bool = False, bare: bool = False) -> None:
+        self._robust, self._bare = robust, robust or bare
         self._rows = {
             name: _Rows(
                 table,
@@ -103,7 +103,8 @@ class Mailbox:
 
     def set_of(self, table: str) -> "Distant":
         """The consensus set for vectors of one table."""
-        return Distant(self._rows[table], self._rows["number"], table, self._bare)
+        rows, numbers = self._rows[table], self._rows["number"]
+        return Distant(rows, numbers, table, self._robust, self._bare)
 
     def questions(self) -> tuple[Tables, dict[str, Array]]:
         """What was asked, and how many rows of each table were used."""
@@ -117,14 +118,19 @@ class Mailbox:
 class Distant(AbstractAgreement):
     """Agreement between clients that are elsewhere; what `Consensus` is to one client of many.
 
-    Points have a client axis of length 1. With `bare` they are sent without corrections, as
-    `RobustConsensus` does it.
+    Points have a client axis of length 1. With `robust` the server takes another average than the
+    mean. With `bare` they are sent without corrections, as `RobustConsensus` does it.
     """
 
     rows: _Rows
     numbers: _Rows
     table: str = eqx.field(static=True)
+    robust: bool = eqx.field(static=True)
     bare: bool = eqx.field(static=True)
+
+    @property
+    def averages(self) -> bool:
+        return not self.robust
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         if self.table == "x":

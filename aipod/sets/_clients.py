@@ -33,6 +33,11 @@ class AbstractClients(eqx.Module):
         return False
 
     @property
+    def averages(self) -> bool:
+        """Whether all clients end a round with the mean of what all of them have."""
+        return False
+
+    @property
     def cohorts(self) -> bool:
         """Whether each outer step, with all its rounds, is made by some of the clients."""
         return False

@@ -126,6 +126,10 @@ class Consensus(AbstractAgreement):
         return self.participation == 1
 
     @property
+    def averages(self) -> bool:
+        return self.everyone
+
+    @property
     def cohorts(self) -> bool:
         return self.participation < 1 and self.chosen == "step"
 

@@ -92,6 +92,10 @@ class Cohort(AbstractAgreement):
     axis: str | None = eqx.field(static=True, default=None)
 
     @property
+    def averages(self) -> bool:
+        return not self.some
+
+    @property
     def cohorts(self) -> bool:
         return self.some
 

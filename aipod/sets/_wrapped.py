@@ -49,6 +49,10 @@ class AbstractWrapped(AbstractSet):
         return self.base.everyone
 
     @property
+    def averages(self) -> bool:
+        return self.base.averages
+
+    @property
     def cohorts(self) -> bool:
         return self.base.cohorts
 

@@ -5,6 +5,7 @@ from aipod.stepsize._checks import check_at_least_one as check_at_least_one
 from aipod.stepsize._checks import check_not_negative as check_not_negative
 from aipod.stepsize._checks import check_positive as check_positive
 from aipod.stepsize._checks import check_probability as check_probability
+from aipod.stepsize._checks import check_relaxation as check_relaxation
 from aipod.stepsize._checks import check_share as check_share
 from aipod.stepsize._checks import check_steps as check_steps
 from aipod.stepsize._cohorts import calmed as calmed

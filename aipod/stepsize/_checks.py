@@ -55,6 +55,15 @@ def check_probability(value: Any, name: str) -> None:
         )
 
 
+def check_relaxation(value: Any) -> None:
+    """Raises `ValueError` unless 0 < value < 2."""
+    number = as_number(value, "relaxation")
+    if number is not None and not 0 < number < 2:
+        raise ValueError(
+            f"relaxation must be above 0 and below 2, got {number}: from 2 on corrections diverge."
+        )
+
+
 def check_share(value: Any, name: str) -> None:
     """Raises `ValueError` unless 0 <= value < 1."""
     number = as_number(value, name)

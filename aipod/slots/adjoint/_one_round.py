@@ -258,11 +258,6 @@ class OneRoundAdjoint(AbstractAdjoint):
         kept = (u, correction, damping, known, state.health, momentum)
         return WarmState(*kept, state.straying, shared)
 
-    def resent(self, state: PyTree, change: PyTree, rates: Rates) -> PyTree:
-        """The state after `settle` as if u_hat had been `change` further when it was sent."""
-        scale = 1 / self.steps / self._damped(state, rates)[1]
-        return dataclasses.replace(state, correction=axpy(state.correction, -scale, change))
-
 
 def _enough(
     damping: Array, seen: tuple[Array, Array, Array], lower_set: AbstractSet, lr: Array
