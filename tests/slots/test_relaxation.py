@@ -41,17 +41,33 @@ def run(problem, steps, **options):
 def test_agreement_of_unlike_clients_takes_fewer_rounds():
     problem, (scales, centres) = unlike()
 
-    def error(relaxation):
+    def outcome(relaxation):
         solution = run(problem, 60, relaxation=relaxation, lower_optimizer=optax.sgd(1.0))
         x, mean = np.asarray(solution.x[0]), lambda values: np.mean(values, axis=(0, 1))
         exact = x + mean(scales * centres) / mean(scales)
         return np.max(np.abs(np.asarray(solution.y) - exact)), solution.state.lower.correction
 
-    (plain, _), (relaxed, corrections), (given, _) = (error(value) for value in (1.0, None, 1.5))
-    # Without noise no step is shortened, and the default is 1.5.
-    assert relaxed == pytest.approx(given, rel=1e-6)
-    assert relaxed < plain / 2
+    (plain, _), (default, corrections), (given, _) = map(outcome, (1.0, None, 1.5))
+    assert default < plain / 2
+    assert given < plain / 2
     assert np.max(np.abs(np.sum(corrections, axis=0))) < 1e-12
+
+
+@pytest.mark.parametrize("curvature", [1e-3, -0.05], ids=["flat", "bends down"])
+def test_local_steps_that_go_on_and_on_leave_corrections_alone(curvature):
+    """There a plain update takes away all of the error or more, and 1.5 times it would diverge."""
+    rng = np.random.default_rng(4)
+    # One stiff direction for all, in which nothing is left to do, decides on the step.
+    scales = np.tile([1.0] + (SIZE - 1) * [curvature], (CLIENTS, 1, 1))
+    centres = rng.normal(size=scales.shape)
+    centres[..., 0] = 0.0
+    problem = federated.federate(
+        upper, lower, (scales, centres), (scales, centres), batch_size=None
+    )
+    plain, default, given = (run(problem, 3, relaxation=value) for value in (1.0, None, 1.5))
+    corrections = [one.state.lower.correction for one in (plain, default, given)]
+    np.testing.assert_array_equal(corrections[1], corrections[0])
+    assert np.max(np.abs(corrections[2] - corrections[0])) > 1e-4
 
 
 def test_corrections_converge_for_unlike_quadratic_clients():
