@@ -47,7 +47,7 @@ class AbstractClients(eqx.Module):
         """The shape of a number that clients find together: () where all have the same.
 
         (M,) where there is no server, and each of M clients has its own, also of x, y and the step
-        sizes. Then `largest` and `summed` are of a client's own numbers.
+        sizes. Then `largest` and `summed` are of a client's own numbers, unless it hears everyone.
         """
         return ()
 

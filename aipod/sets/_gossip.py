@@ -66,6 +66,7 @@ class Gossip(AbstractAgreement):
     clients: int = eqx.field(static=True)
     participation: float = eqx.field(static=True)
     gap: float = eqx.field(static=True)
+    complete: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Gossip(AbstractAgreement):
         lazy = 1.0 if largest <= 1 + 1e-9 else 1 / largest
         self.links = links_of(edges, lazy * shares, self.clients)
         self.participation = as_share(participation, "links")
+        self.complete = bool(self.gap >= 1 - 1e-9 and largest <= 1 + 1e-9)
 
     def project(self, y: PyTree, x: PyTree = None) -> PyTree:
         return Consensus().project(y)
@@ -111,6 +113,11 @@ class Gossip(AbstractAgreement):
         return x0
 
     @property
+    def averages(self) -> bool:
+        # On the complete graph a client hears everyone, as from a server.
+        return self.complete and self.participation == 1
+
+    @property
     def apart(self) -> tuple[int, ...]:
         return (self.clients,)
 
@@ -118,7 +125,7 @@ class Gossip(AbstractAgreement):
         return values
 
     def summed(self, values: Array) -> Array:
-        return values
+        return jnp.broadcast_to(jnp.sum(values), values.shape) if self.averages else values
 
     def heard(self, values: Array) -> Array:
         return Exchange(self.links, None, 1.0).heard(values)
@@ -167,6 +174,10 @@ class _Neighbours(AbstractAgreement):
 
     def residual(self, y: PyTree, x: PyTree = None) -> PyTree:
         return self.project(y)
+
+    @property
+    def averages(self) -> bool:
+        return self.base.averages
 
     @property
     def apart(self) -> tuple[int, ...]:

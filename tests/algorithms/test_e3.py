@@ -191,7 +191,7 @@ def test_steps_are_the_pseudo_code_client_by_client(share, relaxation, momentum)
         x = x - alpha * np.mean(gradients, axis=0)
         # By default r moves further with automatic steps alone: less so in noise, and where the
         # second half of the local steps goes about as far as the first.
-        settled = np.clip((1.8 - whole / halves) / 0.4, 0, 1)
+        settled = np.interp(whole / halves, (0.9, 1.05, 1.4, 1.8), (0, 1, 1, 0))
         further = relaxation or 1 + (share or 0.0) / 2 * settled
         for m in range(3):
             r[m] += further * (ybar - ys[m]) / (beta * S)
