@@ -128,7 +128,8 @@ def test_the_lower_slots_find_y_and_the_multipliers(slot):
     if slot != "ProjectedSGD":
         np.testing.assert_allclose(state.correction, gradient, atol=1e-8)
     facing = state.facing
-    active = np.asarray(y) == 0
+    # On some processors the last projection lifts zeros by a rounding error.
+    active = np.asarray(y) < 1e-15
     assert 3 <= np.sum(active) < 10
     np.testing.assert_array_equal(facing.active, np.where(active, -1, 0))
     multipliers = np.where(active, gradient - np.mean(gradient[~active]), 0.0)
