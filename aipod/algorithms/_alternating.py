@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from aipod._misc.functions import keep
 from aipod._misc.tree import as_arrays, cast_like
@@ -22,6 +22,7 @@ from aipod.algorithms._estimates import (
 from aipod.algorithms._first import compiled_first, compiled_initial
 from aipod.algorithms._haste import stiffer, unless_hasty
 from aipod.algorithms._keeping import Keeping, keeping_of
+from aipod.algorithms._looks import look
 from aipod.algorithms._moves import last_moves, with_moves
 from aipod.algorithms._packed import PackedWatch
 from aipod.algorithms._returns import initial, like_before, returned
@@ -40,11 +41,9 @@ from aipod.slots.upper import AbstractUpper
 from aipod.stepsize import (
     Rates,
     check_steps,
-    curvature_draws,
     curvature_heard,
     curvature_init,
     curvature_iterations,
-    curvature_update,
 )
 
 
@@ -205,20 +204,8 @@ class Alternating(eqx.Module):
         x, samples = state.x, (xi_key, phi_key)
         each = estimation_of(self, state.estimates, key, samples)
         problem = self._held(problem.inside(), x)
-        curvature, estimate = state.curvature, None
-        looked_at: Array | int = 0
-        if curvature is not None:
-            curvature, estimate = curvature_update(
-                problem,
-                x,
-                state.y,
-                curvature,
-                state.step,
-                self._power_iterations,
-                key=curvature_key,
-            )
-            looked_at = curvature_draws(state.step)
-
+        seen = look(self.lower, problem, state, self._power_iterations, curvature_key)
+        curvature, estimate = seen.curvature, seen.estimate
         moves = last_moves(state)
         damping = 0.0 if state.curvature is None else state.curvature.damping()
         uneven = 1.0 if curvature is None else curvature.uneven()
@@ -230,8 +217,8 @@ class Alternating(eqx.Module):
         each = each.after(lower)
         # With bounds y moves on its active face, an affine set, until the projections at the end.
         faced = self.lower.faced(problem, lower)
-        seen = self.lower.seen_from(faced, x, y)
-        turn = turn._replace(problem=faced, y=seen, key=adjoint_key).along(estimation=each.adjoint)
+        where = self.lower.seen_from(faced, x, y)
+        turn = turn._replace(problem=faced, y=where, key=adjoint_key).along(estimation=each.adjoint)
         upper_batch = draw(problem.upper_samples, xi_key)
         found = self.adjoint.solve(turn, upper_batch, state.adjoint)
         names = ("z", "its state", "its cost")
@@ -244,7 +231,7 @@ class Alternating(eqx.Module):
             turn = turn.with_memory(memory)
         elif nested:
             lower_batch = draw(problem.lower_samples, phi_key)
-            implicit = implicit_term(faced, x, seen, z, upper_batch, lower_batch)
+            implicit = implicit_term(faced, x, where, z, upper_batch, lower_batch)
         found = self.upper.update(turn, z, implicit, upper_batch, state.upper)
         names = ("x", "its state", "its cost")
         new_x, upper, upper_cost = returned(self.upper, "update", found, names, (x, state.upper))
@@ -259,7 +246,7 @@ class Alternating(eqx.Module):
         kept = self.adjoint.settle(turn.along(start=state.adjoint), adjoint)
         adjoint = like_before(self.adjoint, "settle", kept, state.adjoint)
         curvature = curvature_heard(curvature, problem.lower_set.for_round(turn.round_key))
-        own_cost = turn.lower_cost(lower_draws=nested + looked_at, upper_draws=1)
+        own_cost = turn.lower_cost(lower_draws=nested + seen.draws, upper_draws=1)
         own_cost = own_cost.with_samples(*spent(state.estimates, estimates, shared=self.shared))
         if self.lower.deferred or self.adjoint.deferred:
             alone = rounds_of(problem.lower_set, 1) - jnp.minimum(upper_cost.rounds, 1)
@@ -279,7 +266,8 @@ class Alternating(eqx.Module):
         watch = state.watch.after(problem, state.step, outcome)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         new = dataclasses.replace(new, estimates=estimates)
-        return with_moves(unless_hasty(problem.lower_set, estimate, new, state), state)
+        unseen = seen.unseen(self.lower, lower)
+        return with_moves(unless_hasty(problem.lower_set, estimate, new, state, unseen), state)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""

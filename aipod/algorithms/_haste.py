@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 
 from aipod.algorithms._state import State
 from aipod.sets import AbstractSet
-from aipod.stepsize import HASTY, CurvatureState
+from aipod.stepsize import HASTY, CurvatureState, looked_at_next
 
 
 def stiffer(curvature: CurvatureState | None, state: State) -> Array | float:
@@ -28,12 +28,20 @@ _FURTHER, _SHORTER, _SHORTEST, _FIRST = 10.0, 4.0, 1e7, 50
 _FORGET = 0.99
 
 
-def unless_hasty(lower_set: AbstractSet, used: Array | None, new: State, old: State) -> State:
+def unless_hasty(
+    lower_set: AbstractSet,
+    used: Array | None,
+    new: State,
+    old: State,
+    unseen: Array | None = None,
+) -> State:
     """The new state, with the old x, y and slots where the steps were too hasty.
 
     Clients learn the largest of their curvatures at the end of a step, for the next one. Where it
     has jumped, the local steps just made were too long, and all clients take them back alike.
     Without a server they could not do so alike, and need not: each uses what it finds at once.
+    `unseen`: that local steps ran away while nobody looked at the curvature, which is then looked
+    at in the next step.
 
     A problem without clients knows its curvature at once, but not that which lies within the reach
     of several steps, beyond the edge of a logarithm for example.
@@ -42,7 +50,11 @@ def unless_hasty(lower_set: AbstractSet, used: Array | None, new: State, old: St
         return new
     curvature = new.curvature
     if lower_set.per_client:
-        return _with_old(curvature.estimate > HASTY * used, new, old)
+        hasty = curvature.estimate > HASTY * used
+        if unseen is not None:
+            new = dataclasses.replace(new, curvature=looked_at_next(curvature, unseen))
+            hasty = hasty | unseen
+        return _with_old(hasty, new, old)
     moved = optax.tree.norm(optax.tree.sub(new.y, old.y)).astype(curvature.reach.dtype)
     jumped = (old.step >= _FIRST) & (moved > _FURTHER * curvature.reach)
     shorter = (_SHORTER * used).astype(curvature.estimate.dtype)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.shuffle import some_of
+from aipod.algorithms._carried import Layout
 from aipod.algorithms._sharing import common_parts, has_cohorts
 from aipod.algorithms._state import State
 from aipod.problem import Bilevel
@@ -67,6 +68,10 @@ class Keeping(eqx.Module):
     def by_leaf(self, function: Callable[[Array, bool], Any], state: State) -> State:
         """function(leaf, whether each client has a row of its own in it) for all leaves."""
         return _by_leaf(function, state, self.own)
+
+    def layout(self, state: State) -> Layout:
+        """How a loop carries a kept state."""
+        return Layout.of(state, self.own, alone=self.mesh is None)
 
     def everyone(self) -> "Keeping":
         """For an outer step that all clients make."""
@@ -124,7 +129,10 @@ class Keeping(eqx.Module):
         """With the rows of the chosen clients alone."""
         if chosen is None:
             return state
-        return _by_leaf(lambda leaf, own: leaf[chosen] if own else leaf, state, self.own)
+        layout = self.layout(state)
+        return layout.state(
+            layout.by_array(lambda a, own: a[chosen] if own else a, layout.carried(state))
+        )
 
     def widened(self, state: State, rows: int) -> State:
         """With so many rows of what each client works on."""
@@ -143,12 +151,12 @@ class Keeping(eqx.Module):
         if chosen is None:
             return state
 
-        def one(leaf: Array, kind: tuple[bool, Array]) -> Array:
-            own, old = kind
-            return old.at[chosen].set(leaf[: self.present]) if own else leaf
+        def one(new: Array, old: Array, own: bool) -> Array:
+            return old.at[chosen].set(new[: self.present]) if own else new
 
-        kinds = zip(self.own, jax.tree.leaves(before), strict=True)
-        return _by_leaf(one, state, tuple(kinds))
+        layout = self.layout(before)
+        both = layout.carried(state), layout.carried(before)
+        return layout.state(layout.by_array(one, *both))
 
     def choose(self, key: PRNGKeyArray) -> Array | None:
         """The clients of an outer step, in their order; None for all of them."""

@@ -74,6 +74,10 @@ class AbstractClients(eqx.Module):
         """How many of the clients take part in a round, or in an outer step."""
         return clients
 
+    def members_in_all(self, rows: int) -> int:
+        """How many clients there are, of whom so many are on this device."""
+        return rows
+
     def keep_absent(self, new: PyTree, old: PyTree) -> PyTree:
         """`new`, with `old` for the clients that took no part in the round."""
         return new

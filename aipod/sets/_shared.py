@@ -103,6 +103,9 @@ class Cohort(AbstractAgreement):
     def everyone(self) -> bool:
         return not self.some
 
+    def members_in_all(self, rows: int) -> int:
+        return self.members
+
     def _sum(self, leaf: Array) -> Array:
         weighted = leaf if self.shares is None else beside(self.shares, leaf) * leaf
         whole = _over_devices(jnp.sum(weighted, axis=0, keepdims=True), self.axis)

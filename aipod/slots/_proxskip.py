@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import coins, round_keys, subkeys
+from aipod._misc.loops import unrolled
 from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
 from aipod.slots._settling import Met, land, settle
@@ -179,15 +180,18 @@ def local_steps(
         slope, memory = gradient(point, draw_key, memory)
         return (local_step(slope, point, correction, lr), memory), None
 
-    def half(carry: tuple[PyTree, Any], draw_keys: PRNGKeyArray) -> tuple[Any, PyTree]:
-        carry, _ = jax.lax.scan(one, carry, draw_keys)
-        return carry, carry[0]
+    def half(carry: tuple[Any, PyTree], draw_keys: PRNGKeyArray) -> tuple[Any, None]:
+        here = carry[0]
+        there, _ = jax.lax.scan(one, here, draw_keys, unroll=unrolled(count))
+        return (there, here[0]), None
 
-    # One loop of the compiled program serves both halves.
-    last, both = jax.lax.scan(half, (start, memory), keys[: 2 * count].reshape(2, count))
+    # One loop of the compiled program serves both halves. Where the second one began is carried
+    # along: as an output of the loop it would be one of two rows, written twice.
+    halves = keys[: 2 * count].reshape(2, count)
+    (last, middle), _ = jax.lax.scan(half, ((start, memory), start), halves)
     if steps % 2:
         last, _ = one(last, keys[-1])
-    return jax.tree.map(lambda leaf: leaf[0], both), *last
+    return middle, *last
 
 
 def local_step(slope: PyTree, point: PyTree, correction: PyTree, lr: Array) -> PyTree:

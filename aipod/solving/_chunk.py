@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod.algorithms import Alternating, Keeping, State
+from aipod.algorithms._carried import Carried, Layout
 from aipod.problem import Bilevel
 from aipod.slots import Counts
 from aipod.solving._history import scalar_columns
@@ -41,7 +42,7 @@ class Limits(eqx.Module):
 class Chunk(eqx.Module):
     """What a chunk carries along, and returns.
 
-    - `state`: after the last step.
+    - `state`: after the last step; inside the program as its loops carry it.
     - `rows`, `count`: what was recorded, and how many rows of it there are.
     - `finite`: whether all numbers of the state are.
     - `checked`: the last step after which they were seen to be.
@@ -49,7 +50,7 @@ class Chunk(eqx.Module):
     - `converged`, `flat`: whether a tolerance or a plateau of `Stop` was reached.
     """
 
-    state: State
+    state: Any
     rows: dict[str, Array]
     count: Array
     finite: Array
@@ -134,38 +135,45 @@ def run_chunk(
         bits = functools.reduce(jnp.bitwise_or, jax.tree.leaves(state.counts))
         return spent(state) | flat(state) | (bits >= FULL)
 
-    def steps_to(target: Array, state: State) -> State:
-        return jax.lax.while_loop(
-            lambda state: (state.step < target) & ~over(state),
-            lambda state: solver.kept_step(keeping, problem, state, key),
-            state,
-        )
+    layout = Layout.of(state, None) if keeping is None else keeping.layout(state)
+
+    def steps_to(target: Array, carried: Carried) -> Carried:
+        def going(carried: Carried) -> Array:
+            state = layout.state(carried)
+            return (state.step < target) & ~over(state)
+
+        def step(carried: Carried) -> Carried:
+            return layout.carried(solver.kept_step(keeping, problem, layout.state(carried), key))
+
+        return jax.lax.while_loop(going, step, carried)
 
     def to_next_row(chunk: Chunk) -> Chunk:
-        target = jnp.minimum(limits.end, (chunk.state.step // limits.every + 1) * limits.every)
+        began = layout.state(chunk.state)
+        target = jnp.minimum(limits.end, (began.step // limits.every + 1) * limits.every)
 
-        def going(carry: tuple[State, Array, Array]) -> Array:
-            state, parts, _ = carry
+        def going(carry: tuple[Carried, Array, Array]) -> Array:
+            carried, parts, _ = carry
+            state = layout.state(carried)
             return jnp.all(parts) & (state.step < target) & ~over(state)
 
-        def advance(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
-            old, _, _ = carry
-            state = steps_to(jnp.minimum(target, old.step + STRIDE), old)
-            return state, _finite_parts(state), old.step
+        def advance(carry: tuple[Carried, Array, Array]) -> tuple[Carried, Array, Array]:
+            old = layout.state(carry[0])
+            carried = steps_to(jnp.minimum(target, old.step + STRIDE), carry[0])
+            return carried, _finite_parts(layout.state(carried)), old.step
 
         none = jnp.ones(len(QUANTITIES), bool)
         start = (chunk.state, none, chunk.checked)
-        state, parts, before = jax.lax.while_loop(going, advance, start)
-        finite = jnp.all(parts)
+        carried, parts, before = jax.lax.while_loop(going, advance, start)
+        state, finite = layout.state(carried), jnp.all(parts)
         on_grid = state.step % limits.every == 0
         last = (state.step == limits.final) | spent(state) | flat(state)
-        due = finite & (on_grid | last) & (state.step > chunk.state.step)
+        due = finite & (on_grid | last) & (state.step > began.step)
         before_row = (chunk.rows, chunk.converged)
         rows, converged = jax.lax.cond(
-            due, write, lambda *_: before_row, chunk.rows, chunk.count, state
+            due, write, lambda *_: before_row, chunk.rows, chunk.count, carried
         )
         return Chunk(
-            state=state,
+            state=carried,
             rows=rows,
             count=chunk.count + due,
             finite=finite,
@@ -175,14 +183,17 @@ def run_chunk(
             flat=flat(state),
         )
 
-    def write(rows: dict[str, Array], count: Array, state: State) -> tuple[dict[str, Array], Array]:
-        row = measured(record, state, keeping)
+    def write(
+        rows: dict[str, Array], count: Array, carried: Carried
+    ) -> tuple[dict[str, Array], Array]:
+        row = measured(record, layout.state(carried), keeping)
         rows = {name: buffer.at[count].set(row[name]) for name, buffer in rows.items()}
         within = [row[name] <= value for name, value in limits.tolerance.items()]
         return rows, jnp.all(jnp.stack(within)) if within else jnp.asarray(False)
 
     def going(chunk: Chunk) -> Array:
-        live = (chunk.state.step < limits.end) & ~over(chunk.state)
+        state = layout.state(chunk.state)
+        live = (state.step < limits.end) & ~over(state)
         return live & chunk.finite & ~chunk.converged & (chunk.count < ROWS)
 
     shapes = jax.eval_shape(lambda s: measured(record, s, keeping), state)
@@ -196,7 +207,7 @@ def run_chunk(
     state = eqx.tree_at(lambda s: s.counts, state, Counts.zero())
     zero = jnp.zeros((), jnp.int32)
     chunk = Chunk(
-        state=state,
+        state=layout.carried(state),
         rows=rows,
         count=zero,
         finite=jnp.asarray(True),
@@ -205,7 +216,8 @@ def run_chunk(
         converged=jnp.asarray(False),
         flat=flat(state),
     )
-    return jax.lax.while_loop(going, to_next_row, chunk)
+    chunk = jax.lax.while_loop(going, to_next_row, chunk)
+    return dataclasses.replace(chunk, state=layout.state(chunk.state))
 
 
 def last_finite(

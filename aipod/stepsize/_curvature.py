@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import signs, subkey, subkeys
+from aipod._misc.loops import started_by_host
 from aipod.problem import Bilevel, draw, is_random
 from aipod.sets import AbstractSet
 from aipod.stepsize._ahead import ahead
@@ -35,6 +36,13 @@ _FADED = 1e-2
 _USUAL, _EARLY = 0.95, 20
 # How far the curvature may jump in one outer step of a federation.
 HASTY = 2.0
+# From so many clients on, all of whom make every outer step, their curvature is looked at in every
+# eighth step alone: in each of the first ones, in the next one where it has grown by a tenth or
+# more, and where local steps run away.
+_MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 40, 1.1
+# They do where the second half of them leads so many times further than the first (squared). Steps
+# of up to 2 / l_max never do so on a convex quadratic.
+_RUNS_AWAY = 16.0
 
 
 class Curvature(eqx.Module):
@@ -104,7 +112,9 @@ class CurvatureState(eqx.Module):
     - `estimate`: the largest curvature, of earlier batches too; in gossip one for each client.
     - `first`: the estimate of the first step.
     - `usual`, `peak`: an average of the curvature over steps, and the largest so far.
-    - `reach`: how far y moved in an outer step of late, at most; without clients.
+    - `reach`: without clients, how far y moved in an outer step of late, at most; with many of
+        them, the outer steps made without a look since the last one, or -1 where the next outer
+        step must look.
     """
 
     vector: PyTree
@@ -130,9 +140,38 @@ def curvature_iterations(*lrs: Any) -> int:
     return max((lr.iterations for lr in lrs if isinstance(lr, Curvature)), default=0)
 
 
-def curvature_draws(step: Array) -> Array:
+def pause_between_looks(lower_set: AbstractSet, y: PyTree, *, watched: bool) -> int:
+    """From how many outer steps one looks at the curvature.
+
+    `watched`: whether the lower slot tells when its steps run away.
+    """
+    if not (watched and lower_set.per_client and lower_set.averages) or lower_set.apart:
+        return 1
+    rows = jax.tree.leaves(y)[0].shape[0]
+    return _PAUSE if lower_set.members_in_all(rows) >= _MANY else 1
+
+
+def curvature_draws(state: CurvatureState, step: Array, pause: int = 1) -> Array:
     """The batches that the estimate of an outer step looks at."""
-    return jnp.where(step == 0, _FIRST_BATCHES, 1)
+    draws = jnp.where(step == 0, _FIRST_BATCHES, 1)
+    if pause == 1:
+        return draws
+    due = (step < _ALWAYS) | (state.reach < 0) | (state.reach >= pause - 1)
+    return jnp.where(due, draws, 0)
+
+
+def looked_at_next(state: CurvatureState, when: Array) -> CurvatureState:
+    """With a look in the next outer step, where there is a pause between looks."""
+    return dataclasses.replace(state, reach=jnp.where(when, -1.0, state.reach))
+
+
+def run_away(halves: Array, nothing: Array | float) -> Array:
+    """Whether local steps do, by the squared lengths of their two halves.
+
+    `nothing`: the squared length of moves that are rounding errors.
+    """
+    # Not a number, or infinite, counts too.
+    return ~(halves[1] <= _RUNS_AWAY * jnp.maximum(halves[0], nothing))
 
 
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
@@ -161,11 +200,14 @@ def curvature_update(
     iterations: int,
     *,
     key: PRNGKeyArray,
+    pause: int = 1,
 ) -> tuple[CurvatureState, Array]:
     """Power iterations on grad_yy g at (x, y) and a batch, from the warm vector and a fresh one.
 
     The warm vector alone forgets directions while they are flat. The fresh one is half random and
     half the gradient, in which errors that grow stand out. The better of the two is kept.
+
+    `pause`: outer steps from one look to the next, where nothing speaks for more.
 
     Returns the new state, and the estimate that this outer step may use.
     """
@@ -215,17 +257,33 @@ def curvature_update(
         return vector, jnp.where(index < more, largest, jnp.maximum(largest, now))
 
     none = jnp.zeros_like(norm(state.vector, per_client=per_client))
-    looks = more + curvature_draws(step)
-    vector, sizes = jax.lax.fori_loop(0, looks, look, (state.vector, none))
+    draws = curvature_draws(state, step, pause)
+    looks = more + draws
+    first, carry = jnp.zeros((), looks.dtype), (state.vector, none)
+    if started_by_host() and pause == 1:
+        # The look that every step has needs no question whether there is one.
+        first, carry = first + 1, look(first, carry)
+    vector, sizes = jax.lax.fori_loop(first, looks, look, carry)
     now = lower_set.largest(sizes)
-    kept = _KEPT if is_random(samples) else _KEPT_EXACT
+    kept: Any = _KEPT if is_random(samples) else _KEPT_EXACT
+    stays: Any = _USUAL
+    if pause > 1:
+        # As if the steps in between had seen the same.
+        since = jnp.maximum(state.reach + 1, 1.0).astype(state.estimate.dtype)
+        kept, stays = kept**since, stays**since
     floor = jnp.maximum(kept * state.estimate, _FADED * state.peak)
     estimate = jnp.maximum(now, floor)
     estimate = jnp.where(step == 0, lower_set.heard(estimate), estimate)
-    first = jnp.where(step == 0, estimate, state.first)
-    usual = jnp.where(step == 0, now, _USUAL * state.usual + (1 - _USUAL) * now)
+    at_first = jnp.where(step == 0, estimate, state.first)
+    usual = jnp.where(step == 0, now, stays * state.usual + (1 - stays) * now)
     peak = jnp.maximum(usual, jnp.where(step < _EARLY, kept, 1.0) * state.peak)
-    new = CurvatureState(vector, estimate, first, usual, peak, state.reach)
+    reach = state.reach
+    if pause > 1:
+        reach = jnp.where(estimate > _GROWS * state.estimate, -1.0, 0.0).astype(reach.dtype)
+    new = CurvatureState(vector, estimate, at_first, usual, peak, reach)
+    if pause > 1:
+        resting = dataclasses.replace(state, reach=state.reach + 1)
+        new = jax.tree.map(lambda a, b: jnp.where(draws > 0, a, b), new, resting)
     if not per_client:
         return new, new.estimate
     used = jnp.where(step == 0, new.estimate, state.estimate)

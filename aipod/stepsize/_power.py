@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
+from aipod._misc.loops import unrolled
+
 
 def power_iteration(
     matvec: Callable[[PyTree], PyTree],
@@ -31,7 +33,8 @@ def power_iteration(
 
     vector = unit(start, per_client=per_client)
     zeros = jnp.zeros_like(norm(vector, per_client=per_client))
-    return jax.lax.fori_loop(0, iterations, body, (zeros, vector))
+    turns = unrolled(iterations) if isinstance(iterations, int) else None
+    return jax.lax.fori_loop(0, iterations, body, (zeros, vector), unroll=turns)
 
 
 def unit(tree: PyTree, *, per_client: bool = False) -> PyTree:

@@ -69,12 +69,14 @@ def is_tempered(lr: StepSize) -> bool:
     return isinstance(lr, Curvature) and lr.tempered
 
 
-def agreement(lower_set: AbstractSet, start: PyTree, middle: PyTree, end: PyTree) -> Array:
-    """R, over all clients; 1 where nothing moved."""
+def agreement(
+    lower_set: AbstractSet, start: PyTree, middle: PyTree, end: PyTree
+) -> tuple[Array, Array]:
+    """R, over all clients, 1 where nothing moved; and the squared lengths of both halves."""
     measure = jax.vmap(_square) if lower_set.per_client else _square
     whole = lower_set.summed(measure(start, end))
-    halves = lower_set.summed(measure(start, middle) + measure(middle, end))
-    return _ratio(whole, halves)
+    halves = [lower_set.summed(measure(*ends)) for ends in ((start, middle), (middle, end))]
+    return _ratio(whole, halves[0] + halves[1]), jnp.stack(halves)
 
 
 def _square(before: PyTree, after: PyTree) -> Array:

@@ -101,6 +101,14 @@ class AbstractLower(eqx.Module):
         """
         return 1.0
 
+    def ran_away(self, state: PyTree) -> Array | None:
+        """Whether the local steps just made grew as steps do that are too long.
+
+        None where the slot does not tell. Of a large federation whose slot tells, the curvature is
+        looked at in fewer outer steps.
+        """
+        return None
+
     @property
     def wire(self) -> str | None:
         """The type of the numbers that a client sends; None for their own."""

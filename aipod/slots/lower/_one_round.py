@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import cast_like
+from aipod._misc.tree import cast_like, rounding
 from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
@@ -35,15 +35,26 @@ from aipod.stepsize import (
     check_steps,
     is_tempered,
     one_of,
+    run_away,
     spread_of,
     tempered,
 )
 
+# Moves of y by so many rounding errors tell nothing.
+_ROUNDED = 100.0
 # How many times its plain update the correction moves by default, while noise is small and local
 # steps settle. Measured on the MNIST tasks: 1.3 gains less, and 1.8 oscillates on loss-tuning.
 _RELAXED = 1.5
-# How far that is so, by the agreement R of the local steps.
-_AGREED, _SETTLED = (0.9, 1.05, 1.4, 1.8), (0.0, 1.0, 1.0, 0.0)
+# How far that is so, by the agreement R of the local steps: not at all below the first and above
+# the last of these, fully between the other two.
+_NOISE, _CALM, _SETTLED, _GOING_ON = 0.9, 1.05, 1.4, 1.8
+
+
+def _nothing(lower_set: AbstractSet, y: PyTree) -> Array:
+    """The squared length of rounding errors of all clients, who begin with the same y."""
+    row = one_of(lower_set, y)
+    members = lower_set.members_in_all(jax.tree.leaves(y)[0].shape[0])
+    return members * (_ROUNDED * rounding(y)) ** 2 * optax.tree.norm(row, squared=True)
 
 
 class OneRoundState(eqx.Module):
@@ -56,7 +67,8 @@ class OneRoundState(eqx.Module):
         far the last local steps agreed.
     - `facing`: on a set with bounds, which of them are active.
     - `momentum`: the state of the optimiser that moves y.
-    - `spread`: with tempered steps of clients, how far the last local steps of a cohort led apart.
+    - `spread`: with tempered steps of clients, how far the last local steps of a cohort led apart;
+        where all clients make every step, 1 where they ran away and 0 elsewhere, twice.
     - `tempering`: a second share of the step, which fades in noise where x has a step size.
     """
 
@@ -183,6 +195,9 @@ class OneRound(AbstractLower):
             return 1.0
         return state.share if state.tempering is None else state.share * state.tempering.share
 
+    def ran_away(self, state: PyTree) -> Array | None:
+        return None if state.spread is None else state.spread[0] > 0
+
     def _next_share(self, state: OneRoundState) -> Array | None:
         if state.share is None or state.agreement is None:
             return None
@@ -205,7 +220,10 @@ class OneRound(AbstractLower):
                 return moved
             # R is 2 where the second half of the local steps goes as far as the first one, 1 where
             # they have settled before it, and less only in noise.
-            settled = jnp.interp(state.agreement, jnp.asarray(_AGREED), jnp.asarray(_SETTLED))
+            # Not by `jnp.interp`, which searches in a loop.
+            calm = (state.agreement - _NOISE) / (_CALM - _NOISE)
+            settled = (_GOING_ON - state.agreement) / (_GOING_ON - _SETTLED)
+            settled = jnp.clip(jnp.minimum(calm, settled), 0.0, 1.0)
             factor = 1 + (_RELAXED - 1) * self.share(state) * settled
         factor = jnp.asarray(factor)
         return jax.tree.map(
@@ -226,10 +244,15 @@ class OneRound(AbstractLower):
             memory=turn.memory,
         )
         if self._tempered:
-            agreed = agreement(turn.problem.lower_set, turn.y, middle, end)
+            lower_set = turn.problem.lower_set
+            agreed, halves = agreement(lower_set, turn.y, middle, end)
             state = dataclasses.replace(state, agreement=agreed.astype(state.share.dtype))
-            if turn.problem.lower_set.cohorts:
-                spread = spread_of(turn.problem.lower_set, turn.y, end)
+            if state.spread is not None and not lower_set.apart:
+                if lower_set.cohorts:
+                    spread = spread_of(lower_set, turn.y, end)
+                else:
+                    away = run_away(halves, _nothing(lower_set, turn.y))
+                    spread = jnp.broadcast_to(away, state.spread.shape)
                 state = dataclasses.replace(state, spread=spread.astype(state.share.dtype))
         cost = turn.lower_cost(1, lower_draws=self.steps, deferred=True, memory=memory)
         return end, state, cost
