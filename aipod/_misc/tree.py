@@ -130,9 +130,16 @@ def _by_rows(a: Array, b: Array) -> Array:
 
     In two stages, the first over columns: XLA adds up a row on a CPU one number after the other.
     """
-    rows, lanes = a.shape[0], 64
+    rows = a.shape[0]
+    lanes = _lanes(a.size // rows if rows else 0)
     both = a.reshape(rows, -1), b.reshape(rows, -1)
     whole = both[0].shape[1] // lanes * lanes
     head = [part[:, :whole].reshape(rows, -1, lanes) for part in both]
     rest = [part[:, whole:] for part in both]
-    return jnp.sum(jnp.sum(head[0] * head[1], axis=1), axis=1) + jnp.sum(rest[0] * rest[1], axis=1)
+    whole_sum = jnp.sum(jnp.sum(head[0] * head[1], axis=1), axis=1)
+    return whole_sum + jnp.sum(rest[0] * rest[1], axis=1) if rest[0].shape[1] else whole_sum
+
+
+def _lanes(length: int) -> int:
+    """The columns of the first stage: all but as many as fit, without a rest where that goes."""
+    return next((n for n in range(64, 31, -1) if length % n == 0), 64)

@@ -20,7 +20,7 @@ from aipod.algorithms._estimates import (
     next_estimates,
 )
 from aipod.algorithms._first import compiled_first, compiled_initial
-from aipod.algorithms._haste import stiffer, unless_hasty
+from aipod.algorithms._haste import hastiness, stiffer, unless
 from aipod.algorithms._keeping import Keeping, keeping_of
 from aipod.algorithms._looks import look
 from aipod.algorithms._moves import last_moves, with_moves
@@ -263,11 +263,12 @@ class Alternating(eqx.Module):
             health=self.adjoint.health(adjoint),
             curvature=estimate,
         )
-        watch = state.watch.after(problem, state.step, outcome)
+        unseen = seen.unseen(self.lower, lower)
+        hasty, curvature = hastiness(problem.lower_set, estimate, curvature, y, state, unseen)
+        watch = state.watch.after(problem, state.step, outcome, taken_back=hasty)
         new = State(new_x, y, lower, adjoint, upper, curvature, state.step + 1, counts, watch)
         new = dataclasses.replace(new, estimates=estimates)
-        unseen = seen.unseen(self.lower, lower)
-        return with_moves(unless_hasty(problem.lower_set, estimate, new, state, unseen), state)
+        return with_moves(unless(hasty, new, state), state)
 
     def own(self, state: State) -> State:
         """For each leaf of a state whether it belongs to one client; else all have the same."""

@@ -28,14 +28,15 @@ _FURTHER, _SHORTER, _SHORTEST, _FIRST = 10.0, 4.0, 1e7, 50
 _FORGET = 0.99
 
 
-def unless_hasty(
+def hastiness(
     lower_set: AbstractSet,
     used: Array | None,
-    new: State,
+    curvature: CurvatureState | None,
+    y: PyTree,
     old: State,
     unseen: Array | None = None,
-) -> State:
-    """The new state, with the old x, y and slots where the steps were too hasty.
+) -> tuple[Array | None, CurvatureState | None]:
+    """Whether the steps that led to y were too hasty, and the curvature to go on with.
 
     Clients learn the largest of their curvatures at the end of a step, for the next one. Where it
     has jumped, the local steps just made were too long, and all clients take them back alike.
@@ -46,31 +47,33 @@ def unless_hasty(
     A problem without clients knows its curvature at once, but not that which lies within the reach
     of several steps, beyond the edge of a logarithm for example.
     """
-    if used is None or new.curvature is None or lower_set.apart:
-        return new
-    curvature = new.curvature
+    if used is None or curvature is None or lower_set.apart:
+        return None, curvature
     if lower_set.per_client:
         hasty = curvature.estimate > HASTY * used
         if unseen is not None:
-            new = dataclasses.replace(new, curvature=looked_at_next(curvature, unseen))
-            hasty = hasty | unseen
-        return _with_old(hasty, new, old)
-    moved = optax.tree.norm(optax.tree.sub(new.y, old.y)).astype(curvature.reach.dtype)
+            hasty, curvature = hasty | unseen, looked_at_next(curvature, unseen)
+        return hasty, curvature
+    moved = optax.tree.norm(optax.tree.sub(y, old.y)).astype(curvature.reach.dtype)
     jumped = (old.step >= _FIRST) & (moved > _FURTHER * curvature.reach)
     shorter = (_SHORTER * used).astype(curvature.estimate.dtype)
     hasty = (jumped | ~jnp.isfinite(moved)) & (shorter < _SHORTEST * curvature.usual)
     reach = jnp.where(hasty, curvature.reach, jnp.maximum(moved, _FORGET * curvature.reach))
     estimate = jnp.where(hasty, shorter, curvature.estimate)
-    kept = dataclasses.replace(curvature, estimate=estimate, reach=reach)
-    return _with_old(hasty, dataclasses.replace(new, curvature=kept), old)
+    return hasty, dataclasses.replace(curvature, estimate=estimate, reach=reach)
 
 
-def _with_old(hasty: Array, new: State, old: State) -> State:
+def unless(hasty: Array | None, new: State, old: State) -> State:
+    """The new state, with the old x, y and slots where the steps were too hasty.
+
+    What the watch saw is left out by itself.
+    """
+    if hasty is None:
+        return new
+
     def parts(state: State) -> tuple[PyTree, ...]:
-        return state.x, state.y, state.lower, state.adjoint, state.upper, state.watch
+        return state.x, state.y, state.lower, state.adjoint, state.upper
 
     kept = jax.tree.map(lambda a, b: jnp.where(hasty, b, a), parts(new), parts(old))
-    x, y, lower, adjoint, upper, watch = kept
-    return dataclasses.replace(
-        new, x=x, y=y, lower=lower, adjoint=adjoint, upper=upper, watch=watch
-    )
+    x, y, lower, adjoint, upper = kept
+    return dataclasses.replace(new, x=x, y=y, lower=lower, adjoint=adjoint, upper=upper)

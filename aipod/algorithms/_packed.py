@@ -46,17 +46,24 @@ class PackedWatch(eqx.Module):
         """Before the first step."""
         return _packed(first_watch(problem, x, y, seen))
 
-    def after(self, problem: Bilevel, step: Array, outcome: Outcome) -> "PackedWatch":
-        """After outer step `step`, counted from 0."""
+    def after(
+        self, problem: Bilevel, step: Array, outcome: Outcome, taken_back: Array | None = None
+    ) -> "PackedWatch":
+        """After outer step `step`, counted from 0; as before it where that is taken back."""
         watch = self
         if outcome.seen is not None and outcome.before is not None:
             of_x = _with_x(self, problem, outcome, outcome.before, outcome.seen)
             watch = dataclasses.replace(watch, of_x=of_x)
         if outcome.health is not None:
             watch = dataclasses.replace(watch, of_y=_with_health(self, outcome.health))
+        if taken_back is not None:
+            of_x = jnp.where(taken_back, self.of_x, watch.of_x)
+            of_y = jnp.where(taken_back, self.of_y, watch.of_y)
+            watch = dataclasses.replace(watch, of_x=of_x, of_y=of_y)
 
         def ends(watch: PackedWatch) -> tuple[Array, Array]:
-            return block_ends(watch.whole[0], watch.whole[1], step)
+            end, closes = block_ends(watch.whole[0], watch.whole[1], step)
+            return (end if taken_back is None else end & ~taken_back), closes
 
         def ended(watch: PackedWatch) -> PackedWatch:
             end, closes = ends(watch)

@@ -114,8 +114,10 @@ class ClientMinibatches(AbstractSampler):
 
     def take(self, chosen: Array, members: int) -> "CohortMinibatches":
         """The batches of the chosen clients, each as it always draws them."""
+        # The barrier keeps XLA from gathering them anew in each of the places that read them.
+        batch = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[chosen], self.batch))
         return CohortMinibatches(
-            jax.tree.map(lambda leaf: leaf[chosen], self.batch),
+            batch,
             self.counts,
             chosen,
             self.clients,

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import coins, round_keys, subkeys
-from aipod._misc.loops import unrolled
+from aipod._misc.loops import started_by_host, unrolled
 from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
 from aipod.slots._settling import Met, land, settle
@@ -182,13 +182,13 @@ def local_steps(
 
     def half(carry: tuple[Any, PyTree], draw_keys: PRNGKeyArray) -> tuple[Any, None]:
         here = carry[0]
-        there, _ = jax.lax.scan(one, here, draw_keys, unroll=unrolled(count))
+        there, _ = jax.lax.scan(one, here, draw_keys, unroll=unrolled(count, start))
         return (there, here[0]), None
 
-    # One loop of the compiled program serves both halves. Where the second one began is carried
-    # along: as an output of the loop it would be one of two rows, written twice.
-    halves = keys[: 2 * count].reshape(2, count)
-    (last, middle), _ = jax.lax.scan(half, ((start, memory), start), halves)
+    # One loop of the compiled program serves both halves, except on a GPU, where carrying along
+    # where the second one began would take a copy in each.
+    halves, both = keys[: 2 * count].reshape(2, count), 2 if started_by_host() else 1
+    (last, middle), _ = jax.lax.scan(half, ((start, memory), start), halves, unroll=both)
     if steps % 2:
         last, _ = one(last, keys[-1])
     return middle, *last

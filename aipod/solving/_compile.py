@@ -17,16 +17,12 @@ _CPU_OPTIONS: dict[str, Any] = {
     "xla_cpu_parallel_codegen_split_count": os.cpu_count() or 1,
     "xla_cpu_experimental_ynn_fusion_type": "",
 }
-# And on a GPU: products with one operand in common are merged by XLA, for which the other operands
-# are copied beside each other. With a matrix for each client that is more than what is saved.
-_GPU_OPTIONS: dict[str, Any] = {"xla_gpu_dot_merger_threshold_mb": 0}
-_OPTIONS = {"cpu": _CPU_OPTIONS, "gpu": _GPU_OPTIONS}
 
 
 def compile_options() -> dict[str, Any] | None:
     """The options of programs on this backend; None for XLA's defaults."""
     tuned = os.environ.get(SETTING, "1") != "0"
-    return _OPTIONS.get(jax.default_backend()) if tuned else None
+    return _CPU_OPTIONS if tuned and jax.default_backend() == "cpu" else None
 
 
 def compile_lowered(lowered: Any) -> Any:

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import signs, subkey, subkeys
-from aipod._misc.loops import started_by_host
+from aipod._misc.loops import is_large, started_by_host
 from aipod.problem import Bilevel, draw, is_random
 from aipod.sets import AbstractSet
 from aipod.stepsize._ahead import ahead
@@ -39,7 +39,7 @@ HASTY = 2.0
 # From so many clients on, all of whom make every outer step, their curvature is looked at in every
 # eighth step alone: in each of the first ones, in the next one where it has grown by a tenth or
 # more, and where local steps run away.
-_MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 40, 1.1
+_MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 20, 1.1
 # They do where the second half of them leads so many times further than the first (squared). Steps
 # of up to 2 / l_max never do so on a convex quadratic.
 _RUNS_AWAY = 16.0
@@ -215,7 +215,7 @@ def curvature_update(
     lower_set = problem.lower_set
     per_client = lower_set.per_client
     noise_key, batch_key = subkeys(key, 2)
-    noise = unit(_random(noise_key, y, lower_set), per_client=per_client)
+    beside_each_other = per_client and not is_large(y)
 
     # The first step begins with so many more looks at its first batch. More iterations in one look
     # would be a second loop whose length depends on the step: a GPU asks its host about each turn
@@ -229,6 +229,8 @@ def curvature_update(
         gradient = jax.grad(lambda t: objective(t, batch))
         slope, product = jax.linearize(gradient, y)
         slope = lower_set.riesz(slope)
+        # Made anew for every look: as large as y, it would take its memory in steps without one.
+        noise = unit(_random(noise_key, y, lower_set), per_client=per_client)
         fresh = optax.tree.add(noise, unit(slope, per_client=per_client))
 
         def iterated(start: PyTree) -> tuple[Array, PyTree]:
@@ -237,13 +239,13 @@ def curvature_update(
                 lambda v: lower_set.riesz(product(v)), start, iterations, per_client=per_client
             )
 
-        if per_client:
+        if beside_each_other:
             starts = jax.tree.map(lambda a, b: jnp.stack([a, b]), warm, fresh)
             (old_size, new_size), both = jax.vmap(iterated)(starts)
             old = jax.tree.map(lambda leaf: leaf[0], both)
             new = jax.tree.map(lambda leaf: leaf[1], both)
         else:
-            # One after the other: side by side they would need twice the memory.
+            # One after the other: side by side they would take twice the memory.
             (old_size, old), (new_size, new) = iterated(warm), iterated(fresh)
         fresher = new_size > old_size
         vector = jax.tree.map(lambda a, b: jnp.where(beside(fresher, a), a, b), new, old)
@@ -282,8 +284,9 @@ def curvature_update(
         reach = jnp.where(estimate > _GROWS * state.estimate, -1.0, 0.0).astype(reach.dtype)
     new = CurvatureState(vector, estimate, at_first, usual, peak, reach)
     if pause > 1:
-        resting = dataclasses.replace(state, reach=state.reach + 1)
-        new = jax.tree.map(lambda a, b: jnp.where(draws > 0, a, b), new, resting)
+        # Without a look the vector has not moved, and is large.
+        resting = dataclasses.replace(state, vector=vector, reach=state.reach + 1)
+        new = jax.tree.map(lambda a, b: a if a is b else jnp.where(draws > 0, a, b), new, resting)
     if not per_client:
         return new, new.estimate
     used = jnp.where(step == 0, new.estimate, state.estimate)

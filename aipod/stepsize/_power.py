@@ -33,7 +33,7 @@ def power_iteration(
 
     vector = unit(start, per_client=per_client)
     zeros = jnp.zeros_like(norm(vector, per_client=per_client))
-    turns = unrolled(iterations) if isinstance(iterations, int) else None
+    turns = unrolled(iterations, start) if isinstance(iterations, int) else None
     return jax.lax.fori_loop(0, iterations, body, (zeros, vector), unroll=turns)
 
 

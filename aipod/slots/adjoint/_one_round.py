@@ -217,7 +217,7 @@ class OneRoundAdjoint(AbstractAdjoint):
 
         keys = step_keys(turn.key, self.steps)[1]
         (u, memory), (sizes, seen) = jax.lax.scan(
-            body, (state.u, memory), keys, unroll=unrolled(self.steps)
+            body, (state.u, memory), keys, unroll=unrolled(self.steps, state.u)
         )
         raised = state.damping
         # An estimate of G u bends down where its table is old, which says nothing about G.
