@@ -37,12 +37,9 @@ _USUAL, _EARLY = 0.95, 20
 # How far the curvature may jump in one outer step of a federation.
 HASTY = 2.0
 # From so many clients on, all of whom make every outer step, their curvature is looked at in every
-# eighth step alone: in each of the first ones, in the next one where it has grown by a tenth or
-# more, and where local steps run away.
-_MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 20, 1.1
-# They do where the second half of them leads so many times further than the first (squared). Steps
-# of up to 2 / l_max never do so on a convex quadratic.
-_RUNS_AWAY = 16.0
+# eighth step alone; but in each of the first ones, in the step after one in which it has grown by
+# more than 3 %, and in the one after local steps have run away.
+_MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 20, 1.03
 
 
 class Curvature(eqx.Module):
@@ -163,15 +160,6 @@ def curvature_draws(state: CurvatureState, step: Array, pause: int = 1) -> Array
 def looked_at_next(state: CurvatureState, when: Array) -> CurvatureState:
     """With a look in the next outer step, where there is a pause between looks."""
     return dataclasses.replace(state, reach=jnp.where(when, -1.0, state.reach))
-
-
-def run_away(halves: Array, nothing: Array | float) -> Array:
-    """Whether local steps do, by the squared lengths of their two halves.
-
-    `nothing`: the squared length of moves that are rounding errors.
-    """
-    # Not a number, or infinite, counts too.
-    return ~(halves[1] <= _RUNS_AWAY * jnp.maximum(halves[0], nothing))
 
 
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:

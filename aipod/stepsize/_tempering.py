@@ -46,7 +46,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import axpy
+from aipod._misc.tree import axpy, rounding
 from aipod.sets import AbstractSet
 from aipod.stepsize._curvature import Curvature
 from aipod.stepsize._stepsize import StepSize
@@ -60,6 +60,10 @@ _LEAST_SHARE = 1e-3
 # The same between projected points, the least share where x finds its own pace, and elsewhere how
 # many times 1 / sqrt(1 + k) it is at least.
 _EVEN, _LEAST_OF_PACED, _LATER = 1.0, 0.5, 2.0
+# Local steps run away where the squared length of their second half is so many times that of the
+# first, which steps of up to 2 / l never do on a convex quadratic; moves by so many rounding errors
+# of y tell nothing.
+_RUNS_AWAY, _ROUNDED = 16.0, 100.0
 # How many outer steps the mean of these points looks back, and early on which part of the run.
 _MEMORY, _PART = 100, 4.0
 
@@ -72,11 +76,32 @@ def is_tempered(lr: StepSize) -> bool:
 def agreement(
     lower_set: AbstractSet, start: PyTree, middle: PyTree, end: PyTree
 ) -> tuple[Array, Array]:
-    """R, over all clients, 1 where nothing moved; and the squared lengths of both halves."""
+    """R, over all clients, 1 where nothing moved; and whether local steps ran away.
+
+    They did where the second half of them led much further than the first one.
+    """
+    start, one = _from_one_row(lower_set, start), one_of(lower_set, start)
     measure = jax.vmap(_square) if lower_set.per_client else _square
     whole = lower_set.summed(measure(start, end))
-    halves = [lower_set.summed(measure(*ends)) for ends in ((start, middle), (middle, end))]
-    return _ratio(whole, halves[0] + halves[1]), jnp.stack(halves)
+    first, second = (lower_set.summed(measure(*e)) for e in ((start, middle), (middle, end)))
+    members = 1
+    if lower_set.per_client:
+        members = lower_set.members_in_all(jax.tree.leaves(start)[0].shape[0])
+    nothing = members * (_ROUNDED * rounding(one)) ** 2 * optax.tree.norm(one, squared=True)
+    # Not a number, or infinite, counts too.
+    away = ~(second <= _RUNS_AWAY * jnp.maximum(first, nothing))
+    return _ratio(whole, first + second), away
+
+
+def _from_one_row(lower_set: AbstractSet, y: PyTree) -> PyTree:
+    """y, from one of its rows where clients begin with the same one.
+
+    XLA must then not keep the y of all clients for the end of the local steps, which write over it.
+    """
+    if not lower_set.together:
+        return y
+    row = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[:1], y))
+    return jax.tree.map(lambda one, leaf: jnp.broadcast_to(one, leaf.shape), row, y)
 
 
 def _square(before: PyTree, after: PyTree) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._misc.tree import cast_like, rounding
+from aipod._misc.tree import cast_like
 from aipod.problem import Bilevel, is_random
 from aipod.sets import AbstractSet
 from aipod.slots._asking import lower_oracle
@@ -35,26 +35,16 @@ from aipod.stepsize import (
     check_steps,
     is_tempered,
     one_of,
-    run_away,
     spread_of,
     tempered,
 )
 
-# Moves of y by so many rounding errors tell nothing.
-_ROUNDED = 100.0
 # How many times its plain update the correction moves by default, while noise is small and local
 # steps settle. Measured on the MNIST tasks: 1.3 gains less, and 1.8 oscillates on loss-tuning.
 _RELAXED = 1.5
 # How far that is so, by the agreement R of the local steps: not at all below the first and above
 # the last of these, fully between the other two.
 _NOISE, _CALM, _SETTLED, _GOING_ON = 0.9, 1.05, 1.4, 1.8
-
-
-def _nothing(lower_set: AbstractSet, y: PyTree) -> Array:
-    """The squared length of rounding errors of all clients, who begin with the same y."""
-    row = one_of(lower_set, y)
-    members = lower_set.members_in_all(jax.tree.leaves(y)[0].shape[0])
-    return members * (_ROUNDED * rounding(y)) ** 2 * optax.tree.norm(row, squared=True)
 
 
 class OneRoundState(eqx.Module):
@@ -245,13 +235,12 @@ class OneRound(AbstractLower):
         )
         if self._tempered:
             lower_set = turn.problem.lower_set
-            agreed, halves = agreement(lower_set, turn.y, middle, end)
+            agreed, away = agreement(lower_set, turn.y, middle, end)
             state = dataclasses.replace(state, agreement=agreed.astype(state.share.dtype))
             if state.spread is not None and not lower_set.apart:
                 if lower_set.cohorts:
                     spread = spread_of(lower_set, turn.y, end)
                 else:
-                    away = run_away(halves, _nothing(lower_set, turn.y))
                     spread = jnp.broadcast_to(away, state.spread.shape)
                 state = dataclasses.replace(state, spread=spread.astype(state.share.dtype))
         cost = turn.lower_cost(1, lower_draws=self.steps, deferred=True, memory=memory)
