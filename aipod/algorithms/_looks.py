@@ -43,7 +43,7 @@ def look(
     if state.curvature is None:
         return Look(None, None, 0, False)
     watched = lower.ran_away(state.lower) is not None
-    pause = pause_between_looks(problem.lower_set, state.y, watched=watched)
+    pause = pause_between_looks(problem, state.y, watched=watched)
     how: dict[str, Any] = {"key": key, "pause": pause}
     points = (state.x, state.y, state.curvature)
     curvature, estimate = curvature_update(problem, *points, state.step, iterations, **how)

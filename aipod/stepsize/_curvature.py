@@ -36,9 +36,9 @@ _FADED = 1e-2
 _USUAL, _EARLY = 0.95, 20
 # How far the curvature may jump in one outer step of a federation.
 HASTY = 2.0
-# From so many clients on, all of whom make every outer step, their curvature is looked at in every
-# eighth step alone; but in each of the first ones, in the step after one in which it has grown by
-# more than 3 %, and in the one after local steps have run away.
+# From so many clients on, all of whom make every outer step on all of their data, their curvature
+# is looked at in every eighth step alone; but in each of the first ones, in the step after one in
+# which it has grown by more than 3 %, and in the one after local steps have run away.
 _MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 20, 1.03
 
 
@@ -137,12 +137,16 @@ def curvature_iterations(*lrs: Any) -> int:
     return max((lr.iterations for lr in lrs if isinstance(lr, Curvature)), default=0)
 
 
-def pause_between_looks(lower_set: AbstractSet, y: PyTree, *, watched: bool) -> int:
+def pause_between_looks(problem: Bilevel, y: PyTree, *, watched: bool) -> int:
     """From how many outer steps one looks at the curvature.
 
     `watched`: whether the lower slot tells when its steps run away.
     """
+    lower_set = problem.lower_set
     if not (watched and lower_set.per_client and lower_set.averages) or lower_set.apart:
+        return 1
+    if is_random(problem.lower_samples):
+        # Every batch has a curvature of its own, and the steps in between meet it.
         return 1
     rows = jax.tree.leaves(y)[0].shape[0]
     return _PAUSE if lower_set.members_in_all(rows) >= _MANY else 1
