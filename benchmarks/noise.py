@@ -67,6 +67,8 @@ def main() -> None:
     print(f"| rounds to an error of | {' | '.join(map(str, LEVELS))} | at the end |")
     print("|---|" + "---|" * (len(LEVELS) + 1))
     measure(task, "E3-AiPOD, defaults", aipod.E3AiPOD(), chosen.steps, chosen.seeds)
+    fading = aipod.E3AiPOD(upper_optimizer=aipod.fading_adam())
+    measure(task, "E3-AiPOD, fading_adam", fading, chosen.steps, chosen.seeds)
     untempered = aipod.E3AiPOD(lower_lr=aipod.Curvature(tempered=False))
     measure(task, "E3-AiPOD, not tempered", untempered, chosen.steps, chosen.seeds)
     for alpha, beta, (terms, rho, q) in itertools.product(UPPER, LOWER, ADJOINT):

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import coins, round_keys, subkeys
-from aipod._misc.loops import started_by_host, unrolled
+from aipod._misc.loops import is_large, started_by_host, unrolled
 from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
 from aipod.slots._settling import Met, land, settle
@@ -181,8 +181,11 @@ def local_steps(
         return (local_step(slope, point, correction, lr), memory), None
 
     def half(carry: tuple[Any, PyTree], draw_keys: PRNGKeyArray) -> tuple[Any, None]:
-        here = carry[0]
-        there, _ = jax.lax.scan(one, here, draw_keys, unroll=unrolled(count, start))
+        here = there = carry[0]
+        if started_by_host() and count and is_large(start):
+            # The first step outside the loop, which would begin with a copy of where it starts.
+            there, draw_keys = one(here, draw_keys[0])[0], draw_keys[1:]
+        there, _ = jax.lax.scan(one, there, draw_keys, unroll=unrolled(count, start))
         return (there, here[0]), None
 
     # One loop of the compiled program serves both halves, except on a GPU, where carrying along

@@ -40,6 +40,8 @@ HASTY = 2.0
 # is looked at in every eighth step alone; but in each of the first ones, in the step after one in
 # which it has grown by more than 3 %, and in the one after local steps have run away.
 _MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 20, 1.03
+# After a pause older estimates are forgotten as after so many steps.
+_FORGOTTEN = 4.0
 
 
 class Curvature(eqx.Module):
@@ -262,9 +264,9 @@ def curvature_update(
     kept: Any = _KEPT if is_random(samples) else _KEPT_EXACT
     stays: Any = _USUAL
     if pause > 1:
-        # As if the steps in between had seen the same.
+        # As if the steps in between had seen the same; but one look is one chance to see all.
         since = jnp.maximum(state.reach + 1, 1.0).astype(state.estimate.dtype)
-        kept, stays = kept**since, stays**since
+        kept, stays = kept ** jnp.minimum(since, _FORGOTTEN), stays**since
     floor = jnp.maximum(kept * state.estimate, _FADED * state.peak)
     estimate = jnp.maximum(now, floor)
     estimate = jnp.where(step == 0, lower_set.heard(estimate), estimate)

@@ -46,10 +46,13 @@ def record(x, y):
     return {"size": jnp.sum(x["w"] ** 2) + jnp.sum(y**2)}
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_program_for_a_gpu_makes_the_same_states(name, request):
+def test_a_program_for_a_gpu_makes_the_same_states(name, large, request, monkeypatch):
     wanted, columns = solved(*CASES[name])
     request.getfixturevalue("hosted")
+    if large:
+        monkeypatch.setattr(loops, "_LARGE", 0)
     found, others = solved(*CASES[name])
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.shape == b.shape
