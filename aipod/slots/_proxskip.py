@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import coins, round_keys, subkeys
-from aipod._misc.loops import is_large, started_by_host, unrolled
+from aipod._misc.loops import is_large, started_by_host
 from aipod._misc.tree import axpy, inner
 from aipod.sets import AbstractSet
 from aipod.slots._settling import Met, land, settle
@@ -174,6 +174,8 @@ def local_steps(
     Returns the iterate half way, after steps // 2 of them, the last one, and the oracle's memory.
     """
     keys, count = step_keys(key, steps)[1], steps // 2
+    # On a GPU, where arrays are large: no copies, for a program that is longer.
+    apart = started_by_host() and is_large(start)
 
     def one(carry: tuple[PyTree, Any], draw_key: PRNGKeyArray) -> tuple[Any, None]:
         point, memory = carry
@@ -182,15 +184,14 @@ def local_steps(
 
     def half(carry: tuple[Any, PyTree], draw_keys: PRNGKeyArray) -> tuple[Any, None]:
         here = there = carry[0]
-        if started_by_host() and count and is_large(start):
+        if apart and count:
             # The first step outside the loop, which would begin with a copy of where it starts.
             there, draw_keys = one(here, draw_keys[0])[0], draw_keys[1:]
-        there, _ = jax.lax.scan(one, there, draw_keys, unroll=unrolled(count, start))
+        there, _ = jax.lax.scan(one, there, draw_keys)
         return (there, here[0]), None
 
-    # One loop of the compiled program serves both halves, except on a GPU, where carrying along
-    # where the second one began would take a copy in each.
-    halves, both = keys[: 2 * count].reshape(2, count), 2 if started_by_host() else 1
+    # One loop of the compiled program serves both halves; it carries along where the second began.
+    halves, both = keys[: 2 * count].reshape(2, count), 2 if apart else 1
     (last, middle), _ = jax.lax.scan(half, ((start, memory), start), halves, unroll=both)
     if steps % 2:
         last, _ = one(last, keys[-1])

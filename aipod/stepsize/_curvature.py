@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from aipod._misc.keys import signs, subkey, subkeys
-from aipod._misc.loops import is_large, started_by_host
+from aipod._misc.loops import is_large
 from aipod.problem import Bilevel, draw, is_random
 from aipod.sets import AbstractSet
 from aipod.stepsize._ahead import ahead
@@ -216,8 +216,14 @@ def curvature_update(
     # of such a loop, which takes longer than the turn where the problem is small.
     more = jnp.where(step == 0, _COLD_ITERATIONS // iterations, 0)
 
+    # Where looks are rare all clients begin with one y, and only a look needs it for each of them.
+    begun, shapes = y, jax.tree.map(jnp.shape, y)
+    if pause > 1:
+        begun = jax.tree.map(lambda leaf: leaf[:1], y)
+
     def look(index: Array, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         warm, largest = carry
+        y = jax.tree.map(jnp.broadcast_to, begun, shapes)
         batch = draw(samples, subkey(batch_key, jnp.maximum(index - more, 0)))
         # Linear in v: linearised once for all iterations.
         gradient = jax.grad(lambda t: objective(t, batch))
@@ -255,11 +261,7 @@ def curvature_update(
     none = jnp.zeros_like(norm(state.vector, per_client=per_client))
     draws = curvature_draws(state, step, pause)
     looks = more + draws
-    first, carry = jnp.zeros((), looks.dtype), (state.vector, none)
-    if started_by_host() and pause == 1:
-        # The look that every step has needs no question whether there is one.
-        first, carry = first + 1, look(first, carry)
-    vector, sizes = jax.lax.fori_loop(first, looks, look, carry)
+    vector, sizes = jax.lax.fori_loop(0, looks, look, (state.vector, none))
     now = lower_set.largest(sizes)
     kept: Any = _KEPT if is_random(samples) else _KEPT_EXACT
     stays: Any = _USUAL
@@ -270,13 +272,13 @@ def curvature_update(
     floor = jnp.maximum(kept * state.estimate, _FADED * state.peak)
     estimate = jnp.maximum(now, floor)
     estimate = jnp.where(step == 0, lower_set.heard(estimate), estimate)
-    at_first = jnp.where(step == 0, estimate, state.first)
+    first = jnp.where(step == 0, estimate, state.first)
     usual = jnp.where(step == 0, now, stays * state.usual + (1 - stays) * now)
     peak = jnp.maximum(usual, jnp.where(step < _EARLY, kept, 1.0) * state.peak)
     reach = state.reach
     if pause > 1:
         reach = jnp.where(estimate > _GROWS * state.estimate, -1.0, 0.0).astype(reach.dtype)
-    new = CurvatureState(vector, estimate, at_first, usual, peak, reach)
+    new = CurvatureState(vector, estimate, first, usual, peak, reach)
     if pause > 1:
         # Without a look the vector has not moved, and is large.
         resting = dataclasses.replace(state, vector=vector, reach=state.reach + 1)

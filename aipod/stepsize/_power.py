@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from aipod._misc.loops import unrolled
-
 
 def power_iteration(
     matvec: Callable[[PyTree], PyTree],
@@ -33,8 +31,7 @@ def power_iteration(
 
     vector = unit(start, per_client=per_client)
     zeros = jnp.zeros_like(norm(vector, per_client=per_client))
-    turns = unrolled(iterations, start) if isinstance(iterations, int) else None
-    return jax.lax.fori_loop(0, iterations, body, (zeros, vector), unroll=turns)
+    return jax.lax.fori_loop(0, iterations, body, (zeros, vector))
 
 
 def unit(tree: PyTree, *, per_client: bool = False) -> PyTree:

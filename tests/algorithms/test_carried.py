@@ -1,4 +1,4 @@
-"""Small arrays side by side, and loops written out, as on a GPU: the same states."""
+"""Small arrays side by side, and loops without copies, as on a GPU: the same states."""
 
 import dataclasses
 
@@ -14,12 +14,12 @@ from aipod.algorithms._carried import Layout
 from tests.algorithms.test_keeping import KEY, UNEQUAL, WEIGHTS, federation, start
 from tests.problems import synthetic
 
-USERS = ("aipod.algorithms._carried", "aipod.stepsize._curvature", "aipod.slots._proxskip")
+USERS = ("aipod.algorithms._carried", "aipod.slots._proxskip")
 
 
 @pytest.fixture
 def hosted(monkeypatch):
-    """As if the host started every turn of a loop."""
+    """As if the host started every program."""
     for name in ("aipod._misc.loops", *USERS):
         monkeypatch.setattr(f"{name}.started_by_host", lambda: True)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from aipod._misc.loops import unrolled
 from aipod._misc.tree import axpy, cast_like, inner
 from aipod.problem import Bilevel, is_noisy
 from aipod.sets import AbstractSet
@@ -216,9 +215,7 @@ class OneRoundAdjoint(AbstractAdjoint):
             return (axpy(u, -lr, left), memory), (sizes, seen)
 
         keys = step_keys(turn.key, self.steps)[1]
-        (u, memory), (sizes, seen) = jax.lax.scan(
-            body, (state.u, memory), keys, unroll=unrolled(self.steps, state.u)
-        )
+        (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, memory), keys)
         raised = state.damping
         # An estimate of G u bends down where its table is old, which says nothing about G.
         if self.damping is None and not turn.estimated:
