@@ -19,7 +19,7 @@ from aipod.stepsize._curvature import curvature_init as curvature_init
 from aipod.stepsize._curvature import curvature_iterations as curvature_iterations
 from aipod.stepsize._curvature import curvature_update as curvature_update
 from aipod.stepsize._curvature import looked_at_next as looked_at_next
-from aipod.stepsize._curvature import pause_between_looks as pause_between_looks
+from aipod.stepsize._pauses import pause_between_looks as pause_between_looks
 from aipod.stepsize._power import beside as beside
 from aipod.stepsize._power import power_iteration as power_iteration
 from aipod.stepsize._rules import rule as rule

@@ -15,6 +15,7 @@ from aipod.problem import Bilevel, draw, is_random
 from aipod.sets import AbstractSet
 from aipod.stepsize._ahead import ahead
 from aipod.stepsize._checks import check_positive, check_steps
+from aipod.stepsize._pauses import AT_ONCE, after_a_pause, first_of_a_pause, is_due
 from aipod.stepsize._power import beside, norm, power_iteration, unit
 
 # About so many power iterations more for the very first estimate, which has no warm start.
@@ -36,12 +37,6 @@ _FADED = 1e-2
 _USUAL, _EARLY = 0.95, 20
 # How far the curvature may jump in one outer step of a federation.
 HASTY = 2.0
-# From so many clients on, all of whom make every outer step on all of their data, their curvature
-# is looked at in every eighth step alone; but in each of the first ones, in the step after one in
-# which it has grown by more than 3 %, and in the one after local steps have run away.
-_MANY, _PAUSE, _ALWAYS, _GROWS = 1_000, 8, 20, 1.03
-# After a pause older estimates are forgotten as after so many steps.
-_FORGOTTEN = 4.0
 
 
 class Curvature(eqx.Module):
@@ -55,7 +50,9 @@ class Curvature(eqx.Module):
     In a federation every client iterates with its own Hessian, and the step follows the largest of
     their estimates. The maximum rides on an existing round, so each step uses the previous value;
     the first costs one exchange. An outer step whose value turns out to have been less than half of
-    what it should have been is not made: x and y stay where they were. Without a server
+    what it should have been is not made: x and y stay where they were. With 1,000 clients and more,
+    all of whom make every step on all of their data, E3-AiPOD looks in every eighth outer step,
+    unless the curvature grows or local steps run away. Without a server
     (`aipod.Gossip`) every client has its own estimate, the largest that it has found or heard of:
     the maximum goes from neighbour to neighbour, along with the messages that are sent anyway.
 
@@ -139,33 +136,15 @@ def curvature_iterations(*lrs: Any) -> int:
     return max((lr.iterations for lr in lrs if isinstance(lr, Curvature)), default=0)
 
 
-def pause_between_looks(problem: Bilevel, y: PyTree, *, watched: bool) -> int:
-    """From how many outer steps one looks at the curvature.
-
-    `watched`: whether the lower slot tells when its steps run away.
-    """
-    lower_set = problem.lower_set
-    if not (watched and lower_set.per_client and lower_set.averages) or lower_set.apart:
-        return 1
-    if is_random(problem.lower_samples):
-        # Every batch has a curvature of its own, and the steps in between meet it.
-        return 1
-    rows = jax.tree.leaves(y)[0].shape[0]
-    return _PAUSE if lower_set.members_in_all(rows) >= _MANY else 1
-
-
 def curvature_draws(state: CurvatureState, step: Array, pause: int = 1) -> Array:
     """The batches that the estimate of an outer step looks at."""
     draws = jnp.where(step == 0, _FIRST_BATCHES, 1)
-    if pause == 1:
-        return draws
-    due = (step < _ALWAYS) | (state.reach < 0) | (state.reach >= pause - 1)
-    return jnp.where(due, draws, 0)
+    return draws if pause == 1 else jnp.where(is_due(state.reach, step, pause), draws, 0)
 
 
 def looked_at_next(state: CurvatureState, when: Array) -> CurvatureState:
     """With a look in the next outer step, where there is a pause between looks."""
-    return dataclasses.replace(state, reach=jnp.where(when, -1.0, state.reach))
+    return dataclasses.replace(state, reach=jnp.where(when, AT_ONCE, state.reach))
 
 
 def curvature_init(y: PyTree, lower_set: AbstractSet) -> CurvatureState:
@@ -266,9 +245,7 @@ def curvature_update(
     kept: Any = _KEPT if is_random(samples) else _KEPT_EXACT
     stays: Any = _USUAL
     if pause > 1:
-        # As if the steps in between had seen the same; but one look is one chance to see all.
-        since = jnp.maximum(state.reach + 1, 1.0).astype(state.estimate.dtype)
-        kept, stays = kept ** jnp.minimum(since, _FORGOTTEN), stays**since
+        kept, stays = after_a_pause(state.reach.astype(state.estimate.dtype), kept, stays)
     floor = jnp.maximum(kept * state.estimate, _FADED * state.peak)
     estimate = jnp.maximum(now, floor)
     estimate = jnp.where(step == 0, lower_set.heard(estimate), estimate)
@@ -277,7 +254,7 @@ def curvature_update(
     peak = jnp.maximum(usual, jnp.where(step < _EARLY, kept, 1.0) * state.peak)
     reach = state.reach
     if pause > 1:
-        reach = jnp.where(estimate > _GROWS * state.estimate, -1.0, 0.0).astype(reach.dtype)
+        reach = first_of_a_pause(estimate, state.estimate).astype(reach.dtype)
     new = CurvatureState(vector, estimate, first, usual, peak, reach)
     if pause > 1:
         # Without a look the vector has not moved, and is large.

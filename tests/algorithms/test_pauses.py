@@ -9,8 +9,8 @@ import pytest
 
 import aipod
 from aipod import federated
-from aipod.stepsize import _curvature, pause_between_looks
-from aipod.stepsize._curvature import _ALWAYS, _PAUSE
+from aipod.stepsize import _pauses, pause_between_looks
+from aipod.stepsize._pauses import _ALWAYS, _PAUSE
 
 KEY = jax.random.key(0)
 M = 12
@@ -21,7 +21,7 @@ CHANGE = 100
 @pytest.fixture
 def many(monkeypatch):
     """A federation of twelve counts as large."""
-    monkeypatch.setattr(_curvature, "_MANY", M)
+    monkeypatch.setattr(_pauses, "_MANY", M)
 
 
 def quadratics(curvature, batch_size=None, **options):
@@ -72,7 +72,7 @@ def test_small_federations_look_in_every_step():
 def test_the_same_curvature_is_found(many, monkeypatch):
     paused = run(still, 60)
     assert float(paused.state.curvature.estimate) == pytest.approx(3.0, rel=1e-6)
-    monkeypatch.setattr(_curvature, "_MANY", M + 1)
+    monkeypatch.setattr(_pauses, "_MANY", M + 1)
     always = run(still, 60)
     np.testing.assert_allclose(paused.y, always.y, atol=1e-10)
 
