@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import aipod
 from aipod import federated
 from aipod.solving import _programs
+from aipod.stepsize import _pauses
 
 KEY = jax.random.key(0)
 FIXED = {"lower_lr": 0.1, "adjoint_lr": 0.1, "upper_lr": 0.05}
@@ -98,6 +99,10 @@ def federations(mesh):
     same("f2sa, paced", *_with(federation(9), single), mesh, 3)
     with pytest.raises(ValueError, match=r"cannot hand a vector.*leave the mesh"):
         aipod.solve(*_with(federation(9), aipod.FedMBO(upper_lr=0.1)), 1, key=KEY, mesh=mesh)
+    # As if 13 clients were many: most outer steps do not look at the curvature.
+    _pauses._MANY, _pauses._ALWAYS = 13, 2
+    full = federation(13, batch_size=None, weighted=True)
+    same("e3, pauses between looks", *_with(full, default), mesh, 14)
 
 
 def gossip(mesh):
