@@ -21,6 +21,7 @@ from aipod.problem import (
 )
 from aipod.sets import AbstractSet
 from aipod.slots._cost import Cost, rounds_of
+from aipod.slots._judged import judged_at
 from aipod.slots._oracles import Estimation, Memories, Raw, ask
 from aipod.stepsize import Rates, StepSize
 
@@ -224,8 +225,8 @@ class Turn(NamedTuple):
 
         With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
         and f (0 for a cohort), with x and y as the outer step found them. Samples are not those dx
-        came from, so neither is biased by their noise. In a federation the sums over clients travel
-        with the round.
+        came from, so neither is biased by their noise; for that of y see `judged_at`. In a
+        federation the sums over clients travel with the round.
         """
         if self.moves is None:
             raise ValueError(
@@ -235,7 +236,8 @@ class Turn(NamedTuple):
         # At the y that all clients share: their own y is better for each of them than for all.
         upper, x = self.problem.upper, self.x
         value, direct = jax.jvp(lambda x: upper(x, before, batch), (x,), (moved_x,))
-        _, followed = jax.jvp(lambda y: upper(x, y, batch), (before,), (moved_y,))
+        there = judged_at(self.problem, before, moved_y)
+        _, followed = jax.jvp(lambda y: upper(x, y, batch), (there,), (moved_y,))
         promised = direct if implicit is None else direct + inner(implicit, moved_x)
         numbers = promised, direct + followed, value
         promised, delivered, value = (self.problem.upper_set.summed(n[None]) for n in numbers)

@@ -9,6 +9,7 @@ import pytest
 
 import aipod
 from aipod import federated
+from aipod.experiments.tasks import synthetic
 
 KEY = jax.random.key(0)
 NAMED = {
@@ -275,3 +276,67 @@ def test_an_eager_pace_is_longer_where_moves_are_short_and_promise_much():
     np.testing.assert_array_equal(still[:16], free[:16])
     assert shares[15] > 0.06
     np.testing.assert_allclose(still[16:22], still[15], rtol=1e-6)
+
+
+def told_of_a_move(y, moved_y, *, random):
+    """What a move of y has delivered of f = 1/2 |y|^2 + x'y, beside what that of x did."""
+    samples = (lambda key: jax.random.normal(key, ())) if random else None
+    problem = aipod.Bilevel(
+        lambda x, y, _: 0.5 * jnp.sum(y**2) + jnp.dot(x, y),
+        lambda x, y, _: jnp.sum(y**2),
+        lower_samples=samples,
+    )
+    x, moved_x = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.1])
+    rates = aipod.stepsize.Rates(jnp.ones((), int), None, (moved_x, moved_y, y))
+    turn = aipod.Turn(problem, x, y, rates, KEY)
+    _, delivered, _ = turn.promise(None, None)
+    return delivered + jnp.dot(moved_x, y), x
+
+
+def test_with_random_batches_a_move_of_y_is_judged_half_way():
+    y, moved_y = jnp.array([0.7, 0.2]), jnp.array([0.4, -0.6])
+    found, x = told_of_a_move(y, moved_y, random=True)
+    # Of a quadratic f that is the exact decrease.
+    before = y - moved_y
+    np.testing.assert_allclose(found, 0.5 * (before @ before - y @ y) + x @ (before - y))
+
+
+def test_without_them_a_move_of_y_is_judged_at_its_end():
+    y, moved_y = jnp.array([0.7, 0.2]), jnp.array([0.4, -0.6])
+    found, x = told_of_a_move(y, moved_y, random=False)
+    np.testing.assert_allclose(found, -jnp.dot(y + x, moved_y))
+
+
+def test_noise_that_throws_y_to_and_fro_does_not_break_promises():
+    """f then rises along every throw, at its end; half way along, on average it does not."""
+    keys = jax.random.split(KEY, 400)
+    throws = jax.vmap(lambda key: jax.random.normal(key, (2,)))(keys)
+
+    def mean(random):
+        told = jax.vmap(lambda y, before: told_of_a_move(y, y - before, random=random)[0])
+        return float(jnp.mean(told(throws[1:], throws[:-1])))
+
+    # The mean of |y|^2 is 2; 400 throws tell it, and 0, to +-0.1 (standard errors).
+    assert mean(False) < -1.6
+    assert abs(mean(True)) < 0.3
+
+
+def test_in_noise_x_finds_its_pace():
+    """E3-AiPOD on the paper's problem: 94 to 102 rounds; 128 to 183 judged at the end of moves."""
+    task = synthetic.build(synthetic.Options(coupled=False))
+
+    def rounds(seed):
+        found = aipod.solve(
+            task.problem,
+            aipod.E3AiPOD(),
+            task.x0,
+            task.y0,
+            200,
+            key=jax.random.key(seed),
+            record=task.record,
+            every=1,
+        )
+        error = np.convolve(found.history["error"], np.ones(20) / 20, mode="valid")
+        return np.flatnonzero(error < 0.2)[0] + 20
+
+    assert max(map(rounds, range(3))) < 115

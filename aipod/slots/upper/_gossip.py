@@ -24,6 +24,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import axpy, cast_like, inner
 from aipod.problem import Bilevel, client_values
 from aipod.slots._cost import Cost
+from aipod.slots._judged import judged_at
 from aipod.slots._turn import Turn
 from aipod.slots.upper._paced import PacedTransformation
 from aipod.slots.upper._seen import (
@@ -124,7 +125,9 @@ def _numbers(turn: Turn, implicit: PyTree | None, batch: Any) -> Array:
     moves: Any = turn.moves
     moved_x, moved_y, before = moves
     problem, x = turn.problem, turn.x
-    slope_x, slope_y = jax.grad(problem.upper, argnums=(0, 1))(x, before, batch)
+    slope_x = jax.grad(problem.upper)(x, before, batch)
+    there = judged_at(problem, before, moved_y)
+    slope_y = jax.grad(problem.upper, argnums=1)(x, there, batch)
 
     def dot(a: PyTree, b: PyTree) -> Array:
         return inner(a, b, per_client=True)

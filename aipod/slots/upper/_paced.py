@@ -9,10 +9,11 @@ hundredth of x0 (eager: a fiftieth) and then follows four pieces of evidence, al
   Baydin et al., ICLR 2018) with a target that keeps away from the edge. An eager pace falls too
   where noise alone takes moves back: the mean cosine is a little, but surely, below 0.
 - The promise. A move dx promises a decrease of F of -<h, dx>, if y follows. What was delivered is
-  the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>). As in a trust
-  region, the pace falls where much less is delivered than was promised: then y does not follow, the
-  hypergradient is wrong, and the line alone would not show it. Where far more is delivered, y is
-  busy with itself, the hypergradient is that of an unfinished y, and the pace does not grow.
+  the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>), with random
+  batches at the middle of dy. As in a trust region, the pace falls where much less is delivered
+  than was promised: then y does not follow, the hypergradient is wrong, and the line alone would
+  not show it. Where far more is delivered, y is busy with itself, the hypergradient is that of an
+  unfinished y, and the pace does not grow.
 - The value. The pace falls where f rises.
 - The curvature of the lower level. Where it jumps, y has become slower, and so does x.
 
