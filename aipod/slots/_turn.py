@@ -21,8 +21,8 @@ from aipod.problem import (
 )
 from aipod.sets import AbstractSet
 from aipod.slots._cost import Cost, rounds_of
-from aipod.slots._judged import judged_at
 from aipod.slots._oracles import Estimation, Memories, Raw, ask
+from aipod.slots._promise import Promise, rise_along, slopes_along
 from aipod.stepsize import Rates, StepSize
 
 
@@ -220,12 +220,12 @@ class Turn(NamedTuple):
             gradient = optax.tree.add(gradient, implicit)
         return problem.upper_set.riesz(gradient), memory
 
-    def promise(self, implicit: PyTree | None, batch: Any) -> tuple[Array, Array, Array]:
-        """The decrease of F that the last move of x promised, that of f which came of it, and f.
+    def promise(self, implicit: PyTree | None, batch: Any) -> Promise:
+        """What the last move of x promised, and what came of it.
 
         With (dx, dy) the last move: -<grad_x f + w, dx> and -(<grad_x f, dx> + <grad_y f, dy>),
         and f (0 for a cohort), with x and y as the outer step found them. Samples are not those dx
-        came from, so neither is biased by their noise; for that of y see `judged_at`. In a
+        came from, so neither is biased by their noise; for that of y see `slopes_along`. In a
         federation the sums over clients travel with the round.
         """
         if self.moves is None:
@@ -236,15 +236,16 @@ class Turn(NamedTuple):
         # At the y that all clients share: their own y is better for each of them than for all.
         upper, x = self.problem.upper, self.x
         value, direct = jax.jvp(lambda x: upper(x, before, batch), (x,), (moved_x,))
-        there = judged_at(self.problem, before, moved_y)
-        _, followed = jax.jvp(lambda y: upper(x, y, batch), (there,), (moved_y,))
+        along = rise_along(lambda y: upper(x, y, batch), moved_y)
+        followed = slopes_along(self.problem, before, moved_y, along)
         promised = direct if implicit is None else direct + inner(implicit, moved_x)
-        numbers = promised, direct + followed, value
-        promised, delivered, value = (self.problem.upper_set.summed(n[None]) for n in numbers)
+        delivered, seeming = (direct + one for one in followed)
+        summed = self.problem.upper_set.summed
+        told = Promise(*(summed(-n[None]) for n in (promised, delivered, seeming, -value)))
         if self.problem.lower_set.cohorts:
             # f of another cohort is another f: that it is larger says nothing about x.
-            value = jnp.zeros_like(value)
-        return -promised, -delivered, value
+            told = told._replace(value=jnp.zeros_like(told.value))
+        return told
 
     def lower_cost(
         self,

@@ -52,7 +52,7 @@ class Curvature(eqx.Module):
     the first costs one exchange. An outer step whose value turns out to have been less than half of
     what it should have been is not made: x and y stay where they were. With 1,000 clients and more,
     all of whom make every step on all of their data, E3-AiPOD looks in every eighth outer step,
-    unless the curvature grows or local steps run away. Without a server
+    unless the curvature grows, falls quickly, or local steps run away. Without a server
     (`aipod.Gossip`) every client has its own estimate, the largest that it has found or heard of:
     the maximum goes from neighbour to neighbour, along with the messages that are sent anyway.
 
@@ -254,7 +254,7 @@ def curvature_update(
     peak = jnp.maximum(usual, jnp.where(step < _EARLY, kept, 1.0) * state.peak)
     reach = state.reach
     if pause > 1:
-        reach = first_of_a_pause(estimate, state.estimate).astype(reach.dtype)
+        reach = first_of_a_pause(estimate, state.estimate, now).astype(reach.dtype)
     new = CurvatureState(vector, estimate, first, usual, peak, reach)
     if pause > 1:
         # Without a look the vector has not moved, and is large.

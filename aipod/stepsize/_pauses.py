@@ -2,8 +2,9 @@
 
 A look costs as much as several local steps. From 1,000 clients on, all of whom make every outer
 step on all of their data, it is taken in every eighth step alone; but in each of the first ones, in
-the step after one in which the curvature has grown by more than 3 %, and in the one after local
-steps have run away. The steps since the last look are counted from 0 on.
+the step after one in which the curvature has grown by more than 3 %, or has fallen faster than the
+estimate forgets, and in the one after local steps have run away. The steps since the last look are
+counted from 0 on.
 """
 
 from typing import Any
@@ -42,9 +43,14 @@ def is_due(since: Array, step: Array, pause: int) -> Array:
     return (step < _ALWAYS) | (since < 0) | (since >= pause - 1)
 
 
-def first_of_a_pause(estimate: Array, before: Array) -> Array:
-    """What to count from after a look: 0, or `AT_ONCE` where the estimate has grown."""
-    return jnp.where(estimate > _GROWS * before, AT_ONCE, 0.0)
+def first_of_a_pause(estimate: Array, before: Array, now: Array) -> Array:
+    """What to count from after a look that has found `now`: 0, or `AT_ONCE` where more is due.
+
+    That is where the estimate has grown, or is held up by what it remembers: it forgets by looking,
+    and steps would be too short for long.
+    """
+    more = (estimate > _GROWS * before) | (estimate > _GROWS * now)
+    return jnp.where(more, AT_ONCE, 0.0)
 
 
 def after_a_pause(since: Array, kept: float, stays: float) -> tuple[Any, Any]:

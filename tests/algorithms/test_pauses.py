@@ -91,6 +91,22 @@ def test_growth_is_followed_step_by_step(many):
     assert 0.99 * exact < float(solution.state.curvature.estimate) < 1.2 * exact
 
 
+def test_a_fall_is_followed_step_by_step(many, monkeypatch):
+    """Otherwise steps stay too short for twice as long as in a small federation."""
+
+    def falls(x, number):
+        return jnp.where(x < 50, 1.0, 0.01) * still(x, number)
+
+    paused = run(falls, 120)
+    begun = 50 + np.flatnonzero(looks(paused)[50:])[0]
+    assert np.all(looks(paused)[begun : begun + 60] == 1)
+    monkeypatch.setattr(_pauses, "_MANY", M + 1)
+    always = run(falls, 120)
+    # The look that notices comes up to a pause later, and forgets for up to four steps at once.
+    apart = always.state.curvature.estimate / paused.state.curvature.estimate
+    assert 0.95**4.1 < float(apart) < 0.95**-3.1
+
+
 def jumps(x, number):
     """One client becomes fifty times stiffer, between two looks."""
     factor = jnp.where((x >= CHANGE + 2) & (number == 5), 50.0, 1.0)

@@ -1,5 +1,7 @@
 """`paced_adam`, the upper level without units, and the steps on y that go with it."""
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -279,7 +281,7 @@ def test_an_eager_pace_is_longer_where_moves_are_short_and_promise_much():
 
 
 def told_of_a_move(y, moved_y, *, random):
-    """What a move of y has delivered of f = 1/2 |y|^2 + x'y, beside what that of x did."""
+    """What is told of a move of y with f = 1/2 |y|^2 + x'y, without what the move of x did; x."""
     samples = (lambda key: jax.random.normal(key, ())) if random else None
     problem = aipod.Bilevel(
         lambda x, y, _: 0.5 * jnp.sum(y**2) + jnp.dot(x, y),
@@ -288,37 +290,34 @@ def told_of_a_move(y, moved_y, *, random):
     )
     x, moved_x = jnp.array([1.0, -2.0]), jnp.array([0.3, 0.1])
     rates = aipod.stepsize.Rates(jnp.ones((), int), None, (moved_x, moved_y, y))
-    turn = aipod.Turn(problem, x, y, rates, KEY)
-    _, delivered, _ = turn.promise(None, None)
-    return delivered + jnp.dot(moved_x, y), x
+    told = aipod.Turn(problem, x, y, rates, KEY).promise(None, None)
+    direct = jnp.dot(moved_x, y)
+    np.testing.assert_allclose(told.promised, -direct)
+    np.testing.assert_allclose(told.value, 0.5 * jnp.sum(y**2) + jnp.dot(x, y))
+    return told.delivered + direct, told.seeming + direct, x
 
 
-def test_with_random_batches_a_move_of_y_is_judged_half_way():
+@pytest.mark.parametrize("random", [True, False])
+def test_with_random_batches_a_move_of_y_is_judged_half_way(random):
     y, moved_y = jnp.array([0.7, 0.2]), jnp.array([0.4, -0.6])
-    found, x = told_of_a_move(y, moved_y, random=True)
+    delivered, seeming, x = told_of_a_move(y, moved_y, random=random)
+    before, at_end = y - moved_y, -jnp.dot(y + x, moved_y)
     # Of a quadratic f that is the exact decrease.
-    before = y - moved_y
-    np.testing.assert_allclose(found, 0.5 * (before @ before - y @ y) + x @ (before - y))
-
-
-def test_without_them_a_move_of_y_is_judged_at_its_end():
-    y, moved_y = jnp.array([0.7, 0.2]), jnp.array([0.4, -0.6])
-    found, x = told_of_a_move(y, moved_y, random=False)
-    np.testing.assert_allclose(found, -jnp.dot(y + x, moved_y))
+    exact = 0.5 * (before @ before - y @ y) + x @ (before - y)
+    np.testing.assert_allclose(delivered, exact if random else at_end)
+    np.testing.assert_allclose(seeming, at_end)
 
 
 def test_noise_that_throws_y_to_and_fro_does_not_break_promises():
     """f then rises along every throw, at its end; half way along, on average it does not."""
-    keys = jax.random.split(KEY, 400)
-    throws = jax.vmap(lambda key: jax.random.normal(key, (2,)))(keys)
-
-    def mean(random):
-        told = jax.vmap(lambda y, before: told_of_a_move(y, y - before, random=random)[0])
-        return float(jnp.mean(told(throws[1:], throws[:-1])))
-
+    throws = jax.random.normal(KEY, (400, 2))
+    found = [
+        told_of_a_move(y, y - before, random=True)[:2] for before, y in itertools.pairwise(throws)
+    ]
+    delivered, seeming = np.mean(found, axis=0)
     # The mean of |y|^2 is 2; 400 throws tell it, and 0, to +-0.1 (standard errors).
-    assert mean(False) < -1.6
-    assert abs(mean(True)) < 0.3
+    assert seeming < -1.6
+    assert abs(delivered) < 0.3
 
 
 def test_in_noise_x_finds_its_pace():

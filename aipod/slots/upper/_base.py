@@ -162,7 +162,7 @@ def step_between(
         return turn.lr(lr)
     upper_set, moved = turn.problem.upper_set, turn.moves[0]
     square = upper_set.summed(inner(moved, moved, per_client=upper_set.per_client))
-    promised = jnp.abs(turn.promise(implicit, batch)[0])
+    promised = jnp.abs(turn.promise(implicit, batch).promised)
     return jnp.where(promised > 0, square / jnp.where(promised > 0, promised, 1.0), 0.0) / steps
 
 
@@ -181,16 +181,9 @@ def optimizer_step(
     """
     x, upper_set = turn.x, turn.problem.upper_set
     if isinstance(optimizer, PacedTransformation) and turn.moves is not None:
-        promised, delivered, value = turn.promise(implicit, batch)
+        told = turn.promise(implicit, batch)._asdict()
         change, state = optimizer.update(
-            along,
-            state,
-            x,
-            moved=turn.moves[0],
-            promised=promised,
-            delivered=delivered,
-            value=value,
-            stiffer=turn.rates.stiffer,
+            along, state, x, moved=turn.moves[0], stiffer=turn.rates.stiffer, **told
         )
     else:
         change, state = optimizer.update(along, state, x)

@@ -41,7 +41,7 @@ class Evidence(eqx.Module):
         and of the squared cosine times the weight; over few steps and over more.
     - `best`: the best cosine of late.
     - `kept`: of how far more was delivered than half of what was promised, and than twice of it.
-    - `sizes`: of |delivered| and of |promised|.
+    - `sizes`: of |seeming| and of |promised|.
     - `promise`: the largest promise of late.
     - `level`: of f over few steps and over more, of its squared changes; its last value, and the
         last change of the first average.
@@ -78,18 +78,20 @@ class Evidence(eqx.Module):
             known=known,
         )
 
-    def with_promise(self, promised: Array, delivered: Array, begins: Array) -> "Evidence":
-        """With what the last move promised and delivered."""
+    def with_promise(
+        self, promised: Array, delivered: Array, seeming: Array, begins: Array
+    ) -> "Evidence":
+        """With what the last move promised and delivered, as in `Promise`."""
 
-        def excess(share: float) -> Array:
-            size = jnp.abs(delivered) + share * jnp.abs(promised)
-            return (delivered - share * promised) / jnp.where(size > 0, size, 1.0)
+        def excess(came: Array, share: float) -> Array:
+            size = jnp.abs(came) + share * jnp.abs(promised)
+            return (came - share * promised) / jnp.where(size > 0, size, 1.0)
 
-        half = excess(_HALF)
+        half = excess(delivered, _HALF)
         # Where f rises by far more than x has promised, it is not x that makes it rise.
         share = _DUE * promised / jnp.where(delivered < 0, -delivered, 1.0)
         half = jnp.where(delivered < -_DUE * promised, half * jnp.clip(share, 0.0, 1.0), half)
-        half, twice = (jnp.where(promised > 0, now, 0.0) for now in (half, excess(_TWICE)))
+        half, twice = (jnp.where(promised > 0, now, 0.0) for now in (half, excess(seeming, _TWICE)))
         # The first from 0 on: y takes a few steps to answer the first moves of x.
         kept = jnp.stack(
             [
@@ -97,7 +99,7 @@ class Evidence(eqx.Module):
                 _averaged(_AVERAGE, self.kept[1], twice, begins),
             ]
         )
-        both = jnp.abs(jnp.stack([delivered, promised]))
+        both = jnp.abs(jnp.stack([seeming, promised]))
         sizes = _averaged(_AVERAGE, self.sizes, both.astype(kept.dtype), begins)
         largest = jnp.where(begins, promised, jnp.maximum(promised, _FORGET * self.promise))
         return dataclasses.replace(self, kept=kept, sizes=sizes, promise=largest.astype(kept.dtype))
@@ -154,14 +156,14 @@ class Evidence(eqx.Module):
         """Whether x moves too little for anything that is seen to be due to it."""
         return self.sizes[0] > _UNSEEN * self.sizes[1]
 
-    def doubt(self, promised: Array, delivered: Array) -> Array:
+    def doubt(self, promised: Array, seeming: Array) -> Array:
         """How far the pace should fall, from 0 to 3, as promises are broken or f rises."""
         broken = _FALL * jnp.clip((-self.kept[0] - _BROKEN) / (1 - _BROKEN), 0.0, 1.0)
         quick, slow, change, _, more = self.level
         error = jnp.sqrt(change * (1 - _QUICK) / (1 + _QUICK))
         risen = quick - slow
         rises = (risen > _ERRORS * error) & (more > _GOES_ON * risen)
-        rises = rises & (jnp.abs(delivered) < _DUE * jnp.abs(promised))
+        rises = rises & (jnp.abs(seeming) < _DUE * jnp.abs(promised))
         return jnp.maximum(broken, jnp.where(rises, 1.0, 0.0))
 
 

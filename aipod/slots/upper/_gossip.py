@@ -24,7 +24,7 @@ from jaxtyping import Array, PyTree
 from aipod._misc.tree import axpy, cast_like, inner
 from aipod.problem import Bilevel, client_values
 from aipod.slots._cost import Cost
-from aipod.slots._judged import judged_at
+from aipod.slots._promise import Promise, slopes_along
 from aipod.slots._turn import Turn
 from aipod.slots.upper._paced import PacedTransformation
 from aipod.slots.upper._seen import (
@@ -36,8 +36,8 @@ from aipod.slots.upper._seen import (
 )
 from aipod.stepsize import StepSize
 
-# What a move promised, what it delivered, and f: tracked for `paced_adam`.
-_NUMBERS = 3
+# Those of a `Promise`, tracked for `paced_adam`.
+_NUMBERS = len(Promise._fields)
 
 
 def _paced(optimizer: Any) -> bool:
@@ -110,8 +110,8 @@ def _tracked(
         moves: Any = turn.moves
 
         def paced(g: PyTree, own: PyTree, x: PyTree, moved: PyTree, n: Array, more: Array) -> Any:
-            told = {"promised": n[0], "delivered": n[1], "value": n[2], "stiffer": more}
-            return update(g, own, x, moved=moved, **told)
+            told = Promise(*n)._asdict()
+            return update(g, own, x, moved=moved, stiffer=more, **told)
 
         stiffer = jnp.broadcast_to(turn.rates.stiffer, turn.problem.upper_set.apart)
         change, own = jax.vmap(paced)(along, state.own, x, moves[0], tracked, stiffer)
@@ -125,16 +125,17 @@ def _numbers(turn: Turn, implicit: PyTree | None, batch: Any) -> Array:
     moves: Any = turn.moves
     moved_x, moved_y, before = moves
     problem, x = turn.problem, turn.x
-    slope_x = jax.grad(problem.upper)(x, before, batch)
-    there = judged_at(problem, before, moved_y)
-    slope_y = jax.grad(problem.upper, argnums=1)(x, there, batch)
 
     def dot(a: PyTree, b: PyTree) -> Array:
         return inner(a, b, per_client=True)
 
-    direct = dot(slope_x, moved_x)
+    def along(y: PyTree) -> Array:
+        return dot(jax.grad(problem.upper, argnums=1)(x, y, batch), moved_y)
+
+    direct = dot(jax.grad(problem.upper)(x, before, batch), moved_x)
     promised = direct if implicit is None else direct + dot(implicit, moved_x)
+    rises = (promised, *(direct + one for one in slopes_along(problem, before, moved_y, along)))
     value = client_values(problem.upper, x, before, batch)
     if value is None:
         value = jnp.zeros_like(direct)
-    return jnp.stack([-promised, -(direct + dot(slope_y, moved_y)), value], axis=-1)
+    return jnp.stack([*(-rise for rise in rises), value], axis=-1)

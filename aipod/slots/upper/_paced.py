@@ -9,11 +9,11 @@ hundredth of x0 (eager: a fiftieth) and then follows four pieces of evidence, al
   Baydin et al., ICLR 2018) with a target that keeps away from the edge. An eager pace falls too
   where noise alone takes moves back: the mean cosine is a little, but surely, below 0.
 - The promise. A move dx promises a decrease of F of -<h, dx>, if y follows. What was delivered is
-  the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>), with random
-  batches at the middle of dy. As in a trust region, the pace falls where much less is delivered
-  than was promised: then y does not follow, the hypergradient is wrong, and the line alone would
-  not show it. Where far more is delivered, y is busy with itself, the hypergradient is that of an
-  unfinished y, and the pace does not grow.
+  the decrease of f along the last move of both, -(<grad_x f, dx> + <grad_y f, dy>). As in a trust
+  region, the pace falls where much less is delivered than was promised: then y does not follow, the
+  hypergradient is wrong, and the line alone would not show it. (With random batches that is seen
+  half way along dy.) Where far more is delivered, y is busy with itself, the hypergradient is that
+  of an unfinished y, and the pace does not grow.
 - The value. The pace falls where f rises.
 - The curvature of the lower level. Where it jumps, y has become slower, and so does x.
 
@@ -175,6 +175,7 @@ def _update(
     moved: PyTree = None,
     promised: Array | None = None,
     delivered: Array | None = None,
+    seeming: Array | None = None,
     value: Array | None = None,
     stiffer: Array | float = 1.0,
     eager: bool,
@@ -190,7 +191,8 @@ def _update(
     gradient = _tamed(gradient, state.evidence.steep, begins)
     direction, first, second = _adam(gradient, state)
     evidence = state.evidence.with_move(gradient, moved, begins)
-    evidence = evidence.with_promise(promised, delivered, begins)
+    seeming = delivered if seeming is None else seeming
+    evidence = evidence.with_promise(promised, delivered, seeming, begins)
     evidence = evidence.with_value(value, begins)
     known = evidence.known
     line = evidence.line()
@@ -204,7 +206,7 @@ def _update(
     # A start at 0 leaves the growth of x alone to tell how far it may go: y must follow it.
     room = evidence.room() * jnp.where(state.unknown, evidence.trust(), 1.0)
     wish = jnp.where(line > 0, room * line, line)
-    fall = evidence.doubt(promised, delivered)
+    fall = evidence.doubt(promised, seeming)
     # Doubts about y do not make x slower than it was at first, until the search is over.
     floor = jnp.where(state.found, 0.0, state.least)
     doubted = jnp.where(state.pace > floor, -fall, 0.0)
