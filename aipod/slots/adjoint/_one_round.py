@@ -208,21 +208,22 @@ class OneRoundAdjoint(AbstractAdjoint):
         def body(carry: tuple[PyTree, Any], key: PRNGKeyArray) -> tuple[Any, Any]:
             u, memory = carry
             slope, product, memory = parts(u, key, memory)
-            seen = dot(u, product), dot(u, u), dot(product, product)
             gradient = damped(u, slope, product, damping)
             left = optax.tree.sub(gradient, correction)
-            sizes = [dot(left, left), dot(slope, slope)]
-            return (axpy(u, -lr, left), memory), (sizes, seen)
+            pairs = ((u, product), (u, u), (product, product), (left, left), (slope, slope))
+            # Side by side: a loop writes each array of what it returns by itself.
+            return (axpy(u, -lr, left), memory), jnp.stack([dot(*pair) for pair in pairs])
 
         keys = step_keys(turn.key, self.steps)[1]
-        (u, memory), (sizes, seen) = jax.lax.scan(body, (state.u, memory), keys)
+        (u, memory), numbers = jax.lax.scan(body, (state.u, memory), keys)
+        *seen, left, right = (numbers[:, i] for i in range(numbers.shape[1]))
         raised = state.damping
         # An estimate of G u bends down where its table is old, which says nothing about G.
         if self.damping is None and not turn.estimated:
-            raised = _enough(raised, seen, lower_set, lr)
+            raised = _enough(raised, tuple(seen), lower_set, lr)
         # With noise a residual says more about the sample than about u.
         exact = not is_noisy(turn.problem)
-        left, right = (size[-1] * exact for size in sizes)
+        left, right = left[-1] * exact, right[-1] * exact
         pull = pull_of(seen[0][-1], seen[1][-1], lr * self.steps)
         health = health_of(turn.y, lower_set, left, right, raised > state.damping, pull)
         kept = dataclasses.replace(state, u=u, damping=raised, health=health)
