@@ -130,10 +130,10 @@ class Alternating(eqx.Module):
 
     def _check(self, problem: Bilevel, x0: PyTree, y0: PyTree) -> None:
         problem.check(x0, y0)
-        if self.wire is not None and not problem.fully_federated:
+        if self.wire is not None and not (problem.fully_federated or problem.partly_federated):
             raise ValueError(
-                "compression is for federations with a server, in which all clients take part in "
-                "every round: leave compression out, or participation at 1."
+                "compression is for federations with a server, of all clients or of cohorts, such "
+                "as aipod.federated.federate makes: leave compression out."
             )
         if self.scope is not None:
             self.scope.check(problem)

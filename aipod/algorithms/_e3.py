@@ -49,7 +49,7 @@ def E3AiPOD(
     - `compression`: "bfloat16" or "float16" for messages of 16 bits from the clients, with error
         feedback: half the bytes up, and the same fixed points. "float8" and "float4" for messages
         of 8 and 4 bits, a quarter and an eighth of the bytes up; what the server sends of x is then
-        rounded as well.
+        rounded as well, unless some of the clients are absent.
     - `estimator`: how derivatives are estimated from minibatches. With `aipod.SAGA()` and
         `upper_lr` a run on a finite sum converges to the solution itself, not to its noise. No
         damping is then found: the lower level must be convex, or `damping` given.

@@ -2,8 +2,8 @@
 
 The server adds that to what it knew, and the client keeps the same sum (`known` in the states of
 the three slots of E3-AiPOD). Both begin at what all clients share: y, u, and a gradient of zero.
-How numbers are rounded is said in `slots/_compression.py`: to 16 bits, or in each array to 8 or 4
-bits beside its largest number.
+How numbers are rounded is said in `slots/_compression.py`: to bfloat16, or in each array to 16, 8
+or 4 bits beside its largest number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,6 @@ from aipod.slots import message_bytes
 
 Rows = dict[str, np.ndarray]
 
-_HALVES = ("bfloat16", "float16")
 _EIGHT = jnp.dtype("float8_e4m3fn")
 _LARGEST = float(jnp.finfo(_EIGHT).max)
 # The smallest share of 4 bits, 2^-6.
@@ -89,13 +88,15 @@ def lengthened(raw: np.ndarray, known: np.ndarray, kind: str, sizes: Sequence[in
 
 
 def _encoded(part: np.ndarray, kind: str) -> np.ndarray:
-    if kind in _HALVES:
+    if kind == "bfloat16":
         with np.errstate(over="ignore"):
-            return part.astype(jnp.dtype(kind)).view(np.uint8)
+            return part.astype(jnp.bfloat16).view(np.uint8)
     largest = np.abs(part).max(initial=0).astype(np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = part / (largest if largest > 0 else 1)
-        if kind == "float8":
+        if kind == "float16":
+            codes = share.astype(np.float16).view(np.uint8)
+        elif kind == "float8":
             codes = (np.clip(share, -1, 1) * _LARGEST).astype(_EIGHT).view(np.uint8)
         else:
             # 0 for zero, else 1 + the halvings of the largest number; 8 more for a minus sign.
@@ -108,10 +109,12 @@ def _encoded(part: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _decoded(raw: np.ndarray, kind: str, size: int) -> np.ndarray:
-    if kind in _HALVES:
-        return raw.view(jnp.dtype(kind)).astype(float)
+    if kind == "bfloat16":
+        return raw.view(jnp.bfloat16).astype(float)
     scale = float(raw[:4].view(np.float32)[0])
     scale = scale if 0 <= scale < np.inf else np.nan
+    if kind == "float16":
+        return raw[4:].view(np.float16).astype(float) * scale
     if kind == "float8":
         return raw[4:].view(_EIGHT).astype(float) * (scale / _LARGEST)
     codes = np.stack([raw[4:] & 15, raw[4:] >> 4], axis=1).reshape(-1)[:size]

@@ -146,6 +146,18 @@ class Bilevel(eqx.Module):
         return self.upper_set.everyone and self.lower_set.everyone
 
     @property
+    def partly_federated(self) -> bool:
+        """Whether both sets are agreement between clients, and cohorts of them can be taken."""
+        clients = self.clients
+        return clients is not None and self.part < 1 and self.lower_set.present(clients) < clients
+
+    @property
+    def part(self) -> float:
+        """The share of the clients that take part in a round; 1 where there are none."""
+        clients = self.clients
+        return 1.0 if clients is None else self.upper_set.present(clients) / clients
+
+    @property
     def takes_common(self) -> bool:
         """Whether both objectives take points that all clients share, with a client axis of 1."""
         return takes_common(self.upper) and takes_common(self.lower)

@@ -5,11 +5,12 @@ rounded; both sides then know the same sum (error feedback in the form of EF21, 
 and Fatkhullin, NeurIPS 2021). As the run settles the differences vanish, and with them the rounding
 error: fixed points stay what they are.
 
-With 8 and 4 bits the numbers of an array are sent as shares of the largest of them, which travels
-beside them in 32 bits. 8 bits are a sign, 4 bits of exponent and 3 of mantissa; 4 bits are a sign
-and one of the shares 1, 1/2, ..., 1/64 and 0. A share is then wrong by at most 1/16 and 1/3 of
-itself, unless it is below 2^-14 and 2^-6: a share of the error that does not depend on the size of
-the array.
+The numbers of an array are sent as shares of the largest of them, which travels beside them in 32
+bits, so that no unit is too small or too large; but for "bfloat16", which has the range of 32 bits.
+Shares of 16 bits are a sign, 5 bits of exponent and 10 of mantissa; of 8 bits a sign, 4 and 3; of 4
+bits a sign and one of 1, 1/2, ..., 1/64 and 0. A share is then wrong by at most 2^-11, 1/16 and 1/3
+of itself, unless it is below 2^-14, 2^-14 and 2^-6: a share of the error that does not depend on
+the size of the array.
 """
 
 from typing import Any
@@ -44,6 +45,8 @@ def message_bytes(numbers: int, kind: str) -> int:
         return numbers + _SCALE_BYTES
     if kind == "float4":
         return -(-numbers // 2) + _SCALE_BYTES
+    if kind == "float16":
+        return 2 * numbers + _SCALE_BYTES
     return 2 * numbers
 
 
@@ -60,12 +63,14 @@ def told(message: PyTree, known: PyTree, kind: str) -> PyTree:
 
 
 def _rounded(difference: Array, kind: str) -> Array:
-    if kind in ("bfloat16", "float16"):
-        return difference.astype(jnp.dtype(kind))
+    if kind == "bfloat16":
+        return difference.astype(jnp.bfloat16)
     axes = tuple(range(1, difference.ndim))
     largest = jnp.max(jnp.abs(difference), axis=axes, keepdims=True).astype(jnp.float32)
     scale = largest.astype(difference.dtype)
     share = difference / jnp.where(scale > 0, scale, 1)
+    if kind == "float16":
+        return share.astype(jnp.float16).astype(difference.dtype) * scale
     if kind == "float8":
         short = (jnp.clip(share, -1, 1) * _LARGEST).astype(jnp.float8_e4m3fn)
         return short.astype(difference.dtype) * (scale / _LARGEST)

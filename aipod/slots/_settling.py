@@ -48,19 +48,27 @@ def settle(
     probability: float | Array,
     compression: str | None = None,
     key: PRNGKeyArray,
+    begun: PyTree = None,
 ) -> tuple[PyTree, PyTree, PyTree | None]:
     """Projects v_hat (`ahead`) and updates the correction.
 
     With `compression`, messages are rounded, and `known` is what the server knows of each client,
     before and after. The client replaces v_hat by the value that the server decoded, so that the
     corrections still add up to zero.
+
+    Where clients may be absent nothing is known of them, and `begun` is where the local steps of
+    all began: a client sends how far its own have led it. With everyone present, by plain averages
+    and with a step size that stays, that is the same; but what is known of a client that was absent
+    for long is far from what it says next, and the rounding error with it.
     """
     chosen = constraint.for_round(key)
     if chosen.apart:
         # Without a server the corrections of neighbours do not cancel: nothing is subtracted.
         return *chosen.settle(ahead, correction, lr / probability), known
     offset = optax.tree.scale(lr / probability, correction)
-    if compression is not None:
+    if compression is not None and known is None:
+        ahead = cast_like(told(ahead, begun, compression), ahead)
+    elif compression is not None:
         known = told(optax.tree.sub(ahead, offset), known, compression)
         ahead = cast_like(optax.tree.add(known, offset), ahead)
     new = cast_like(chosen.project_corrected(ahead, offset), ahead)
@@ -79,6 +87,7 @@ def land(
     probability: float | Array,
     compression: str | None = None,
     key: PRNGKeyArray,
+    begun: PyTree = None,
 ) -> tuple[PyTree, PyTree, Met, PyTree | None]:
     """`settle` on a set with bounds, whose multipliers are added to those met so far.
 
@@ -98,6 +107,7 @@ def land(
         probability=probability,
         compression=compression,
         key=key,
+        begun=begun,
     )
     one = constraint.single(mean)
     point, shared, pushed = _landed(constraint.of_one, one, shared, lr / probability)

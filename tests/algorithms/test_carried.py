@@ -32,6 +32,7 @@ CASES = {
     "odd steps": (aipod.E3AiPOD(lower_steps=7, adjoint_steps=3), {}),
     "skipped projections": (aipod.EAiPOD(), {"participation": 0.5, "chosen": "step"}),
     "a quarter of the bytes": (aipod.E3AiPOD(compression="float8"), {}),
+    "a cohort, 8 bits": (aipod.E3AiPOD(compression="float8"), {"participation": 0.5}),
 }
 
 

@@ -345,11 +345,6 @@ def outside_a_federation():
     return aipod.E3AiPOD(compression="float16").init(case.problem, case.x, case.y)
 
 
-def with_absent_clients():
-    found = federation(clients=4, participation=0.5)
-    return aipod.E3AiPOD(compression="float16").init(found.problem, *found.start())
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -366,7 +361,6 @@ def with_absent_clients():
         (lambda: aipod.fading_adam(0.0), "rate must be positive"),
         (mixed_compression, "compression must be the same"),
         (outside_a_federation, "compression is for federations"),
-        (with_absent_clients, "participation at 1"),
     ],
 )
 def test_bad_arguments_get_one_clear_sentence(act, message):

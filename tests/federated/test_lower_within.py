@@ -1,5 +1,7 @@
 """y common to all clients and in a convex set."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,8 +126,12 @@ def test_aipod_makes_the_steps_that_it_makes_on_one_machine():
 
 @pytest.mark.parametrize(
     ("method", "weights", "steps"),
-    [(aipod.E3AiPOD, WEIGHTS, 1500), (aipod.EAiPOD, None, 600)],
-    ids=["E3-AiPOD", "E-AiPOD"],
+    [
+        (aipod.E3AiPOD, WEIGHTS, 1500),
+        (functools.partial(aipod.E3AiPOD, compression="float8"), WEIGHTS, 1500),
+        (aipod.EAiPOD, None, 600),
+    ],
+    ids=["E3-AiPOD", "E3-AiPOD, 8 bits", "E-AiPOD"],
 )
 def test_absent_clients_leave_no_error_in_y(method, weights, steps):
     many, central = problems(SETS["simplex"], weights=weights, participation=0.5)

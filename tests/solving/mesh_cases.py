@@ -88,6 +88,8 @@ def federations(mesh):
     same("e3, 16 bits", *_with(federation(13), aipod.E3AiPOD(**FIXED, compression="float16")), mesh)
     some = federation(20, participation=0.5, weighted=True)
     same("e3, half of 20 clients", *_with(some, aipod.E3AiPOD(**FIXED)), mesh)
+    short = aipod.E3AiPOD(**FIXED, compression="float8")
+    same("e3, half of 20 clients, 8 bits", *_with(some, short), mesh)
     unequal = federation(13, unequal=True, weighted=True)
     same("e-aipod, unequal clients", *_with(unequal, aipod.EAiPOD(**FIXED)), mesh)
     twice = aipod.E2AiPOD(**FIXED, upper_steps=2)

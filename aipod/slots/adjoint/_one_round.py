@@ -44,7 +44,7 @@ class WarmState(eqx.Module):
 
     - `u`, `correction`: u and e.
     - `damping`: the damping in force.
-    - `known`: with compression, what the server knows of each client.
+    - `known`: with compression, what the server knows of each client, if all are always there.
     - `health`: how the last solve went.
     - `momentum`: the state of the optimiser that moves u.
     - `shared`: where clients agree on a point of another set, the part of e that they share.
@@ -163,7 +163,7 @@ class OneRoundAdjoint(AbstractAdjoint):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
         health = healthy(y, problem.lower_set)
-        compressed = self.compression is not None
+        compressed = self.compression is not None and problem.part == 1
         state = warm_start(problem.lower_set, y, self.damping, health, compressed=compressed)
         damping = jnp.broadcast_to(state.damping, problem.lower_set.apart)
         state = dataclasses.replace(state, damping=damping)
@@ -243,6 +243,7 @@ class OneRoundAdjoint(AbstractAdjoint):
             "probability": 1 / self.steps,
             "compression": self.compression,
             "key": turn.round_key,
+            "begun": turn.start.u,
         }
         if (met := state.met(directions)) is None:
             u, correction, known = settle(directions, *before, state.known, **how)

@@ -52,7 +52,7 @@ class OneRoundState(eqx.Module):
 
     - `correction`: r; where clients agree on a point within bounds, without what they share
         (`facing.shared`).
-    - `known`: with compression, what the server knows of each client.
+    - `known`: with compression, what the server knows of each client, if all are always there.
     - `share`, `agreement`: with tempered steps, the share of the curvature's step in force, and how
         far the last local steps agreed.
     - `facing`: on a set with bounds, which of them are active.
@@ -141,7 +141,7 @@ class OneRound(AbstractLower):
     def init(self, problem: Bilevel, x: PyTree, y: PyTree) -> PyTree:
         problem.lower_set.check_corrections(y, name="lower_set")
         # What the server knows of each client at first: the start, which all share.
-        known = None if self.compression is None else y
+        known = None if self.compression is None or problem.part < 1 else y
         facing = nothing_faced(problem.lower_set, x, y)
         if facing is not None and self.relaxation is not None:
             raise ValueError(
@@ -254,6 +254,7 @@ class OneRound(AbstractLower):
             "probability": 1 / self.steps,
             "compression": self.compression,
             "key": turn.round_key,
+            "begun": turn.start,
         }
         before = (turn.y, state.correction)
         if facing is None:

@@ -51,7 +51,7 @@ class EveryStep(AbstractUpper):
     - `lr` [alpha]: the step size; or
     - `optimizer`: an `optax.GradientTransformation`.
     - `compression`: "bfloat16" or "float16" for messages of 16 bits, "float8" for 8 and "float4"
-        for 4 in both directions.
+        for 4, in both directions where all clients take part.
     - `memory`: where some of the clients make an outer step, whether each remembers its last
         direction, and the absent ones count with theirs. None: where x has no bounds and all these
         directions take at most 64 MiB.
@@ -88,16 +88,17 @@ class EveryStep(AbstractUpper):
         return self.compression
 
     def wire_back(self, problem: Bilevel) -> str | None:
-        # With bounds, what clients hear is projected by each of them.
+        # With bounds, what clients hear is projected by each of them. A client that was absent has
+        # not heard what differences would be added to: x is sent to it as it is.
         both = rounds_both_ways(self.compression) and problem.upper_set.affine
-        return self.compression if both else None
+        return self.compression if both and problem.part == 1 else None
 
     def init(self, problem: Bilevel, x: PyTree) -> PyTree:
         if problem.upper_set.apart:
             return first_alone(problem, self.optimizer, x)
         own = None if self.optimizer is None else self.optimizer.init(x)
         average, part = self._first_memory(problem, x)
-        knows = self.compression is not None or average is not None
+        knows = average is not None or (self.compression is not None and problem.part == 1)
         known = optax.tree.zeros_like(x) if knows else None
         difference = self.optimizer is None and problem.upper_set.constrained
         length = None if self.optimizer is None else first_length(problem, x)
@@ -107,12 +108,11 @@ class EveryStep(AbstractUpper):
 
     def _first_memory(self, problem: Bilevel, x: PyTree) -> tuple[PyTree, Array | None]:
         """The mean of what is remembered, and how many of the clients take part; None without."""
-        clients, upper_set = problem.clients, problem.upper_set
-        if clients is None or not upper_set.affine or self.memory is False:
+        clients, part = problem.clients, problem.part
+        if clients is None or part == 1 or not problem.upper_set.affine or self.memory is False:
             return None, None
-        part = upper_set.present(clients) / clients
         small = clients * bytes_of_one_client(x) <= _MEMORY
-        if part == 1 or not (small or self.memory):
+        if not (small or self.memory):
             return None, None
         return optax.tree.zeros_like(x), jnp.asarray(part)
 
@@ -120,7 +120,7 @@ class EveryStep(AbstractUpper):
         return but_messages(state)
 
     def needs_each(self, state: PyTree) -> bool:
-        return state.known is not None
+        return self.compression is not None or state.known is not None
 
     def seen(self, state: PyTree) -> Seen | None:
         return state.seen
@@ -133,16 +133,20 @@ class EveryStep(AbstractUpper):
             how = (turn, self.lr, self.optimizer, self.corrected)
             return next_alone(*how, slope, implicit, batch, state)
         direction, known = turn.direction(implicit, batch), state.known
-        if self.compression is not None:
-            direction = known = told(direction, known, self.compression)
         x, upper_set = turn.x, turn.problem.upper_set.for_round(turn.round_key)
         average, heard = state.average, state.heard
         # Whether the direction is that of all clients by now.
         agreed = average is not None or heard is not None
-        if average is not None:
-            # Absent clients count with what they sent last. With compression nobody is absent.
-            change = upper_set.tangent(optax.tree.sub(direction, known))
+        if self.compression is not None:
+            # A server that keeps nothing of absent clients is told the whole direction, rounded.
+            nothing = optax.tree.zeros_like(direction)
+            direction = told(direction, nothing if known is None else known, self.compression)
+        before = known
+        if known is not None:
             known = upper_set.keep_absent(direction, known)
+        if average is not None:
+            # Absent clients count with what they sent last.
+            change = upper_set.tangent(optax.tree.sub(direction, before))
             direction = optax.tree.add(average, change)
             average = axpy(average, state.part, change)
         elif heard is not None and self.compression is not None:
