@@ -52,13 +52,15 @@ def like_before(slot: Any, method: str, found: PyTree, like: PyTree) -> PyTree:
 
 def initial(slot: Any, state: PyTree) -> PyTree:
     """`state`, when it is a pytree of arrays that a slot may keep; else `ValueError`."""
-    for leaf in jax.tree.leaves(state):
-        if not is_numeric(leaf) and not is_key(leaf):
-            raise ValueError(
-                f"{type(slot).__name__}.init returns a state with a {type(leaf).__name__} in it: a "
-                "state is a pytree of arrays, or None."
-            )
+    what = f"{type(slot).__name__}.init returns a state"
+    _check_arrays(what, state, "a state is a pytree of arrays, or None")
     return jax.tree.map(lambda leaf: leaf if is_key(leaf) else jnp.asarray(leaf), state)
+
+
+def _check_arrays(what: str, tree: PyTree, remedy: str) -> None:
+    for leaf in jax.tree.leaves(tree):
+        if not is_numeric(leaf) and not is_key(leaf):
+            raise ValueError(f"{what} with a {type(leaf).__name__} in it: {remedy}.")
 
 
 def _check_like(what: str, value: PyTree, old: PyTree) -> None:
@@ -67,9 +69,10 @@ def _check_like(what: str, value: PyTree, old: PyTree) -> None:
             f"{what} with the structure {jax.tree.structure(value)}, but it was "
             f"{jax.tree.structure(old)} before the step: keep the structure that init returns."
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        before = dict(jax.tree_util.tree_leaves_with_path(old))[path]
-        now, then = (jax.eval_shape(jnp.asarray, each) for each in (leaf, before))
+    _check_arrays(what, value, "give arrays")
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    for (path, leaf), before in zip(leaves, jax.tree.leaves(old), strict=True):
+        now, then = jax.typeof(leaf), jax.typeof(before)
         if (now.shape, now.dtype) != (then.shape, then.dtype):
             name = jax.tree_util.keystr(path)
             raise ValueError(

@@ -101,6 +101,10 @@ WRONG = {
         lower_returning(lambda turn, good: ({"y": good[0]}, None, good[2])),
         "returns y with the structure",
     ),
+    "lower-text": (
+        lower_returning(lambda turn, good: ("y", None, good[2])),
+        "Wrong.run returns y with a str in it: give arrays",
+    ),
     "lower-state": (
         lower_returning(lambda turn, good: good),
         "returns its state with the structure .* keep the structure that init returns",
