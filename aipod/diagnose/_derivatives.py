@@ -23,7 +23,9 @@ from aipod.problem import Bilevel, draw
 from aipod.sets._inputs import total_size
 from aipod.slots.adjoint import ConjugateGradient
 
-_ILL_CONDITIONED = 1e4
+# From these on y and the adjoint follow x too slowly for many a run: where the lower level bends
+# unevenly on Ker A, and where the whole space, or a client, bends more than Ker A at its least.
+_ILL_CONDITIONED, _UNLIKE = 1e4, 300.0
 
 
 def check_values(
@@ -114,6 +116,15 @@ def check_curvature(
             "steps to take grow with it.",
             "rescale y or the data, add a strongly convex term to lower, or use the adjoint "
             "aipod.ConjugateGradient, which needs only its square root.",
+        )
+    elif kernel and whole.largest > _UNLIKE * kernel.smallest:
+        what = "the clients' data" if problem.lower_set.per_client else "what A fixes"
+        notes.warning(
+            name,
+            f"{words} Local steps are made for the largest of these; where Ker A bends least, y "
+            f"needs some {whole.largest / kernel.smallest:.3g} of them.",
+            f"bring {what} to the scale of the rest, or make many more outer steps with more "
+            "lower_steps and adjoint_steps; see solution.converged.",
         )
     else:
         notes.ok(name, words)

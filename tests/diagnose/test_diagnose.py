@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 import aipod
 from aipod.diagnose import Report, check
 from aipod.diagnose._measure import mismatch
+from aipod.federated import federate, replicate
 from tests.problems import CASES, Case, positive_definite, repeat_rows
 
 SOUND = ["quadratic", "weighted-consensus", "product"]
@@ -207,6 +208,45 @@ def test_bad_conditioning_is_a_warning():
     assert finding(report, "lower curvature").status == "warning"
     assert "1e+05" in finding(report, "lower curvature").value
     assert report.ok
+
+
+def clients_bending(hessians) -> Report:
+    """Of clients with the losses 1/2 (y - x)' G (y - x)."""
+    data = jnp.asarray(hessians)[:, None]
+    problem = federate(
+        lambda x, y, _: jnp.sum((y - 1.0) ** 2),
+        lambda x, y, batch: 0.5 * jnp.dot(batch[0] @ (y - x), y - x),
+        data,
+        data,
+        batch_size=None,
+    )
+    points = replicate(jnp.ones(data.shape[-1]), len(data))
+    return run(problem, x=points, y=points)
+
+
+def test_clients_that_bend_unlike_are_a_warning():
+    # Each bends along its own direction, by 1 to 20: so the mean bends by 1 / 40 at its least.
+    # Elsewhere all bend by 0.005.
+    own = np.linspace(1, 20, 40)[:, None, None] * np.eye(40)[:, :, None] * np.eye(40)[:, None, :]
+    found = finding(clients_bending(own + 0.005 * np.eye(40)), "lower curvature")
+    assert found.status == "warning"
+    assert "some 667 of them" in found.value
+    assert "the clients' data" in found.remedy
+
+
+def test_one_stiff_client_among_few_is_none():
+    # It makes the mean bend as well: half as much as itself.
+    report = clients_bending(np.array([1.0, 1e6])[:, None, None] * np.eye(3))
+    assert finding(report, "lower curvature").status == "ok"
+
+
+def test_what_is_fixed_may_bend_too_much_for_the_rest():
+    G = np.eye(SIZE) + 1e3 * np.ones((SIZE, SIZE)) / SIZE
+    report = run(quadratic_problem(G, lower_set=aipod.Affine(A_ONE, 1.0)))
+    found = finding(report, "lower curvature")
+    assert found.status == "warning"
+    assert "what A fixes" in found.remedy
+    assert "1e+03 of them" in found.value
 
 
 def test_more_dimensions_than_lanczos_steps():

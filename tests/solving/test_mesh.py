@@ -13,7 +13,8 @@ CASES = Path(__file__).parent / "mesh_cases.py"
 @pytest.mark.parametrize("part", ["federations", "gossip", "batches"])
 def test_eight_devices(part):
     # The number of devices is chosen before JAX starts: hence a process of its own.
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags}
     done = subprocess.run(
         [sys.executable, str(CASES), part],
         env=environment,
