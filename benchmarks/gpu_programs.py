@@ -70,12 +70,23 @@ def device() -> jax.sharding.Sharding:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def compiled(solver: str, clients: int, participation: float, place: jax.sharding.Sharding) -> str:
-    """The text of the compiled chunk."""
+# In place of the curvature, of the pace of x and of the damping that is looked for.
+GIVEN = {"lower_lr": 0.1, "adjoint_lr": 0.1, "upper_lr": 0.1, "damping": 0.0}
+
+
+def compiled(
+    solver: str,
+    clients: int,
+    participation: float,
+    place: jax.sharding.Sharding,
+    *,
+    given: bool = False,
+) -> str:
+    """The text of the compiled chunk; `given`: with step sizes that are numbers."""
     problem, _ = federation(clients, 24, 0, participation, 1)
     rng = np.random.default_rng(1)
     points = layer(rng, PIXELS, 200), layer(rng, 200, CLASSES)
-    made = make(solver, {})
+    made = make(solver, GIVEN if given else {})
     state, keeping = made.init_kept(problem, *(federated.replicate(one, 1) for one in points))
     end = jnp.asarray(100, jnp.int32)
     limits = Limits(end, end, end, jnp.asarray(2**30, jnp.int32), {}, None)
@@ -142,10 +153,12 @@ def main() -> None:
     parser.add_argument("--solver", default="e3-aipod")
     parser.add_argument("--clients", type=int, default=5_000)
     parser.add_argument("--participation", type=float, nargs="+", default=[1.0, 0.05])
+    parser.add_argument("--given", action="store_true", help="step sizes that are numbers")
     chosen = parser.parse_args()
     place = device()
     for share in chosen.participation:
-        entry, of = instructions(compiled(chosen.solver, chosen.clients, share, place))
+        what = (chosen.solver, chosen.clients, share, place)
+        entry, of = instructions(compiled(*what, given=chosen.given))
         counted: collections.Counter[tuple[str, ...]] = collections.Counter()
         for path, times in programs(entry, of):
             counted[path] += times
