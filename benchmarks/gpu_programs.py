@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import topologies
 from scale import CLASSES, PIXELS, federation
 
-from aipod import federated
+from aipod import Alternating, federated
 from aipod.experiments.solvers import make
 from aipod.experiments.tasks.images import layer
 from aipod.solving._chunk import Limits, run_chunk
@@ -44,6 +44,8 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 }
 runtime_version { major: 12 minor: 8 patch: 0 } device_description_str: "NVIDIA H200"
 """
+# In place of the curvature, of the pace of x and of the damping that is looked for.
+GIVEN = {"lower_lr": 0.1, "adjoint_lr": 0.1, "upper_lr": 0.1, "damping": 0.0}
 # What takes no program.
 _NOTHING = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"}
 
@@ -70,27 +72,17 @@ def device() -> jax.sharding.Sharding:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-# In place of the curvature, of the pace of x and of the damping that is looked for.
-GIVEN = {"lower_lr": 0.1, "adjoint_lr": 0.1, "upper_lr": 0.1, "damping": 0.0}
-
-
 def compiled(
-    solver: str,
-    clients: int,
-    participation: float,
-    place: jax.sharding.Sharding,
-    *,
-    given: bool = False,
+    solver: Alternating, clients: int, participation: float, place: jax.sharding.Sharding
 ) -> str:
-    """The text of the compiled chunk; `given`: with step sizes that are numbers."""
+    """The text of the compiled chunk."""
     problem, _ = federation(clients, 24, 0, participation, 1)
     rng = np.random.default_rng(1)
     points = layer(rng, PIXELS, 200), layer(rng, 200, CLASSES)
-    made = make(solver, GIVEN if given else {})
-    state, keeping = made.init_kept(problem, *(federated.replicate(one, 1) for one in points))
+    state, keeping = solver.init_kept(problem, *(federated.replicate(one, 1) for one in points))
     end = jnp.asarray(100, jnp.int32)
     limits = Limits(end, end, end, jnp.asarray(2**30, jnp.int32), {}, None)
-    parts = (problem, made, keeping, state, jax.random.key(2), limits)
+    parts = (problem, solver, keeping, state, jax.random.key(2), limits)
     arrays, rest = eqx.partition(parts, eqx.is_array)
 
     def chunk(arrays: object) -> object:
@@ -156,9 +148,9 @@ def main() -> None:
     parser.add_argument("--given", action="store_true", help="step sizes that are numbers")
     chosen = parser.parse_args()
     place = device()
+    solver = make(chosen.solver, GIVEN if chosen.given else {})
     for share in chosen.participation:
-        what = (chosen.solver, chosen.clients, share, place)
-        entry, of = instructions(compiled(*what, given=chosen.given))
+        entry, of = instructions(compiled(solver, chosen.clients, share, place))
         counted: collections.Counter[tuple[str, ...]] = collections.Counter()
         for path, times in programs(entry, of):
             counted[path] += times

@@ -28,7 +28,6 @@ from aipod.experiments.tasks.images import (
     class_accuracies,
     cross_entropy,
     deal,
-    layer,
     squared_norm,
 )
 
@@ -37,7 +36,7 @@ AVERAGE = 0.999
 
 
 def pooled(seed: int):
-    """(training, validation and test examples of all clients, the network before training)."""
+    """(training, validation and test examples of all clients, x and y before training)."""
     given = {"experiment": "loss-tuning", "problem_seed": seed, "data": "mnist"}
     options = loss_tuning.Options(**resolve(given).options)
     clients = deal(options, lambda labels: loss_tuning.imbalanced(options, labels))
@@ -45,10 +44,8 @@ def pooled(seed: int):
         tuple(jnp.concatenate([one[i] for one in part]) for i in (0, 1))
         for part in (clients.train, clients.validation)
     ]
-    rng = np.random.default_rng([seed, 1])
-    sizes = (clients.pixels, options.hidden), (options.hidden, clients.classes)
     test = tuple(map(jnp.asarray, clients.test))
-    return *parts, test, tuple(layer(rng, *size) for size in sizes)
+    return *parts, test, loss_tuning.start(options, clients.pixels, clients.classes)
 
 
 def accuracy(y, test) -> jax.Array:
@@ -59,7 +56,7 @@ def accuracy(y, test) -> jax.Array:
 
 def curve(seed: int, shift: float, epochs: int, ridge: float, averaged: bool) -> list[float]:
     """The balanced test accuracy after each epoch."""
-    (images, labels), _, test, y = pooled(seed)
+    (images, labels), _, test, (_, y) = pooled(seed)
     frequencies = jnp.log(jnp.bincount(labels) / len(labels))
     adam = optax.adam(1e-3)
 
@@ -90,18 +87,18 @@ def curve(seed: int, shift: float, epochs: int, ridge: float, averaged: bool) ->
 
 def tuned(seed: int, upper_data: str, steps: int) -> list[float]:
     """The same where x, scales and shifts of all classes, is tuned on this data."""
-    train, validation, test, y0 = pooled(seed)
-    counts = jnp.bincount(train[1])
-    rare = jnp.sum(counts) / (counts.size * counts)
-    weights, data = (jnp.ones(counts.size), test) if upper_data == "test" else (rare, validation)
+    train, validation, test, start = pooled(seed)
+    weights, data = loss_tuning.rarity(np.bincount(train[1])), validation
+    if upper_data == "test":
+        # Its classes are about equally common.
+        weights, data = jnp.ones_like(weights), test
 
     def upper(x, y, batch):
         losses = cross_entropy(loss_tuning.logits(y, batch[0]), batch[1])
         return jnp.mean(weights[batch[1]] * losses)
 
     def lower(x, y, batch):
-        found = loss_tuning.scale(x)[None] * loss_tuning.logits(y, batch[0]) + x["tau"][None]
-        return jnp.mean(cross_entropy(found, batch[1]))
+        return jnp.mean(cross_entropy(loss_tuning.tuned_logits(x, y, batch[0]), batch[1]))
 
     problem = aipod.Bilevel(
         upper,
@@ -109,9 +106,8 @@ def tuned(seed: int, upper_data: str, steps: int) -> list[float]:
         upper_samples=aipod.Minibatches(data, 500),
         lower_samples=aipod.Minibatches(train, 500),
     )
-    x0 = {"delta": jnp.full(counts.size, loss_tuning.START), "tau": jnp.zeros(counts.size)}
     solution = aipod.solve(
-        *(problem, aipod.E3AiPOD(), x0, y0, steps),
+        *(problem, aipod.E3AiPOD(), *start, steps),
         key=jax.random.key(seed),
         record=lambda x, y: {"accuracy": accuracy(y, test)},
         every=50,

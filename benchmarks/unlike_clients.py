@@ -26,6 +26,7 @@ import scipy.optimize
 
 import aipod
 from aipod import federated
+from aipod.experiments.numbers import markdown
 
 CLIENTS, TRAIN, VALIDATION, UNKNOWNS = 30, 8, 4, 6
 START, SPREADS = -1.0, (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -83,11 +84,11 @@ def case(spread: float, seed: int) -> Case:
         ).fun
         for start in starts
     )
-    bends = np.linalg.eigvalsh(products + np.exp(START) * np.eye(UNKNOWNS)).max()
-    mean = np.linalg.eigvalsh(products.mean(axis=0) + np.exp(START) * np.eye(UNKNOWNS)).min()
+    hessians = products + np.exp(START) * np.eye(UNKNOWNS)
+    kappa = np.linalg.eigvalsh(hessians).max() / np.linalg.eigvalsh(hessians.mean(axis=0)).min()
     arrays = [tuple(map(jnp.asarray, part)) for part in (validation, train)]
     problem = federated.federate(upper, lower, *arrays, batch_size=None)
-    return Case(problem, value, float(least), float(bends / mean))
+    return Case(problem, value, float(least), float(kappa))
 
 
 def reached(
@@ -108,31 +109,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     chosen = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    print(f"| s | kappa | {' | '.join(SOLVERS)} |")
-    print("|---|---|" + "---|" * len(SOLVERS))
     cases = {spread: [case(spread, seed) for seed in range(chosen.seeds)] for spread in SPREADS}
     # One solver after the other: its program then serves all seeds and scales.
     found = {
-        (spread, name): [
-            reached(solver, *each, chosen.steps)
-            for each in zip(ones, range(chosen.seeds), strict=True)
-        ]
+        (spread, name): [reached(solver, one, seed, chosen.steps) for seed, one in enumerate(ones)]
         for name, solver in SOLVERS.items()
         for spread, ones in cases.items()
     }
+    rows = []
     for spread, ones in cases.items():
         kappas = [one.kappa for one in ones]
         cells = [
             f"{statistics.median(shares):.0f} % ({min(shares):.0f})"
             for shares in ([share for share, _ in found[spread, name]] for name in SOLVERS)
         ]
-        print(f"| {spread:g} | {min(kappas):.0f} to {max(kappas):.0f} | {' | '.join(cells)} |")
-
+        rows.append([f"{spread:g}", f"{min(kappas):.0f} to {max(kappas):.0f}", *cells])
+    print(markdown(["s", "kappa", *SOLVERS], rows))
     failed = [converged for runs in found.values() for share, converged in runs if share < FAILED]
     said = sum(converged is True for converged in failed)
-    print(
-        f"\n{len(failed)} runs end below {FAILED} %; {said} of them say that they have converged."
-    )
+    print(f"{len(failed)} runs end below {FAILED} %; {said} of them say that they have converged.")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 # For the same reason, and there too. `optimised` turns this off.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-# Nobody reads where each instruction of a program came from: a twelfth of the suite's time.
+# Nobody reads where each instruction of a program came from, and to write it there takes time.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would all processes that tests

@@ -72,6 +72,16 @@ def scale(x: Tuning) -> Array:
     return jax.nn.softplus(x["delta"])
 
 
+def tuned_logits(x: Tuning, y: Network, images: Array) -> Array:
+    """Those that the network is trained with."""
+    return scale(x)[None] * logits(y, images) + x["tau"][None]
+
+
+def rarity(counts: np.ndarray) -> Array:
+    """The inverse frequency of each class, with mean 1 over the examples that were counted."""
+    return jnp.asarray(counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), float)
+
+
 def weights(x: Tuning) -> Array:
     """The class weights of the lower loss; their mean is 1."""
     return jax.nn.softmax(x["log_weights"]) * x["log_weights"].size
@@ -81,12 +91,20 @@ def weights(x: Tuning) -> Array:
 START = float(np.log(np.expm1(1.0)))
 
 
+def start(options: Options, pixels: int, classes: int) -> tuple[Tuning, Network]:
+    """x and y before training."""
+    rng = np.random.default_rng([options.problem_seed, 1])
+    x = {"delta": jnp.full(classes, START), "tau": jnp.zeros(classes)}
+    if options.learn_weights:
+        x["log_weights"] = jnp.zeros(classes)
+    return x, (layer(rng, pixels, options.hidden), layer(rng, options.hidden, classes))
+
+
 def build(options: Options) -> Task:
     clients = deal(options, lambda labels: imbalanced(options, labels))
     classes = clients.classes
     counts = np.bincount(np.concatenate([part[1] for part in clients.train]), minlength=classes)
-    # Inverse frequencies, with mean 1 over the training examples.
-    omega = jnp.asarray(counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), float)
+    omega = rarity(counts)
 
     def upper(x: Tuning, y: Network, batch: tuple[Array, Array]) -> Array:
         images, labels = batch
@@ -94,18 +112,12 @@ def build(options: Options) -> Task:
 
     def lower(x: Tuning, y: Network, batch: tuple[Array, Array]) -> Array:
         images, labels = batch
-        tuned = scale(x)[None] * logits(y, images) + x["tau"][None]
-        losses = cross_entropy(tuned, labels)
+        losses = cross_entropy(tuned_logits(x, y, images), labels)
         if options.learn_weights:
             losses = weights(x)[labels] * losses
         return jnp.mean(losses)
 
     problem = federation(upper, lower, clients, options)
-    rng = np.random.default_rng([options.problem_seed, 1])
-    x0 = {"delta": jnp.full(classes, START), "tau": jnp.zeros(classes)}
-    if options.learn_weights:
-        x0["log_weights"] = jnp.zeros(classes)
-    y0 = (layer(rng, clients.pixels, options.hidden), layer(rng, options.hidden, classes))
     images, labels = (jnp.asarray(part) for part in clients.test)
 
     def record(x: Tuning, y: Network) -> dict[str, Array]:
@@ -122,7 +134,8 @@ def build(options: Options) -> Task:
         found = class_accuracies(logits(federated.average(y), images), labels, classes)
         draw_tuning(figure, federated.average(x), counts, np.asarray(found))
 
-    x0, y0 = (federated.replicate(tree, options.clients) for tree in (x0, y0))
+    begins = start(options, clients.pixels, classes)
+    x0, y0 = (federated.replicate(tree, options.clients) for tree in begins)
     return Task(problem, x0, y0, record, picture=Picture(draw, _CAPTION, (9.6, 3.2)))
 
 
